@@ -17,7 +17,7 @@ from squall.evaluation_callback import EvaluationCallback
 from squall.launchers.local import LocalRun
 from squall.protocol.effects import End
 from squall.record.rows import RecordError
-from squall.record.writer import settle
+from squall.record.settling import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
 from squall.report.tensorboard import TensorBoardViewer, write_record
 from squall.report.words import clock, plural

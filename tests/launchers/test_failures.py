@@ -88,24 +88,6 @@ def test_a_killed_replica_is_replaced_and_loses_no_example(endless: Started, vic
     assert any(e.kind == "lost" and "SIGKILL" in e.text for e in endless.rows(EventRow))
 
 
-@pytest.mark.parametrize(("number", "named"), [(signal.SIGKILL, "SIGKILL"), (35, "signal 35")])
-def test_a_killed_coordinator_ends_the_run_and_says_how_to_resume(
-    endless: Started, number: int, named: str, shared_memory_before: set[str]
-) -> None:
-    wait_for(lambda: Snapshots(endless.directory).numbers(), 30, "a snapshot")
-    began = time.monotonic()
-    pid = endless.kill("coordinator", number)
-    status, _, err = endless.finish()
-    assert time.monotonic() - began < 5.0
-    assert status == 1
-    assert f"coordinator (pid {pid})" in err
-    assert f"was lost: killed by {named}" in err
-    assert re.search(r"from snapshot \d+ with: squall resume " + re.escape(str(endless.directory)), err)
-    assert "Traceback" not in err
-    assert endless.gone()
-    assert {name for name in os.listdir("/dev/shm") if name.startswith("squall")} == shared_memory_before
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_snapshot_and_nothing_else(endless: Started, number: int) -> None:
     """Batch systems and Ray's job server send SIGTERM to all processes."""

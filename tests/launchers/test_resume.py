@@ -92,7 +92,7 @@ def test_a_run_that_crashed_goes_back_to_its_snapshot_and_so_does_its_record(tmp
     wait_for(lambda: len(Snapshots(directory).numbers()) == 2, START_S, "a second snapshot")
     seen = len(run.rows(ProgressRow))
     wait_for(lambda: len(run.rows(ProgressRow)) > seen + 2, 10, "progress that will be lost")
-    run.kill("coordinator")
+    run.kill("nursery")  # and all that it has forked
     assert run.finish()[0] == 1
     snapshots = Snapshots(directory)
     reached = epoch_of(snapshots, snapshots.numbers()[-1])
@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_while_its_record_is_locked_finds_all_rows_of_its_s
             return newest >= locked + 3 and epoch_of(snapshots, newest) > 1
 
         wait_for(epochs_went_by, START_S, "snapshots behind the lock, of a later epoch")
-        run.kill("coordinator")
+        run.kill("nursery")  # and all that it has forked
         assert run.finish()[0] == 1
     assert isinstance(snapshots.manifest(snapshots.numbers()[-1]).rows, bytes)
     reached = epoch_of(snapshots, snapshots.numbers()[-1])

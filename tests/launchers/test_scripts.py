@@ -17,7 +17,7 @@ from squall.report import Reader, audit
 from squall.run import Run
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import Started, wait_for
+from tests.launchers.processes import START_S, Started, wait_for
 from tests.warm import python
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -267,11 +267,11 @@ def test_a_killed_shard_is_succeeded_and_the_scripts_go_on(endless: Started) -> 
     assert endless.gone()
 
 
-def test_a_killed_coordinator_ends_the_scripts(endless: Started) -> None:
-    pid = endless.kill("coordinator")
-    status, out, err = endless.finish()
-    assert status == 1
-    assert f"coordinator (pid {pid}) was lost" in err
-    assert f"squall resume {endless.directory}" in err
-    assert not weights(out)
+def test_a_killed_coordinator_is_succeeded(endless: Started) -> None:
+    endless.kill("coordinator")
+    wait_for(lambda: endless.replaced("coordinator 0"), START_S, "a successor")
+    endless.goes_on()
+    endless.process.send_signal(signal.SIGINT)
+    status, _, err = endless.finish()
+    assert status == 130, err
     assert endless.gone()

@@ -6,16 +6,17 @@ import pytest
 
 from squall.protocol.apart import ENDS_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, MeetParts, Send, StartMember
-from squall.protocol.events import LeaveRequested, MachineJoined, ProcessEnded, Started, StopRequested, TimePassed
+from squall.protocol.events import LeaveRequested, ProcessEnded, Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join, Stop, Welcome
-from squall.protocol.nodes import COORDINATOR, Node, part_nodes, replica_node, whole
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, part_nodes, replica_node, whole
 from squall.protocol.notes import MachineLeft, MemberDied
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import (
     Alive,
+    Joined,
     KillProcess,
     Leaving,
     PartPlace,
@@ -199,7 +200,7 @@ def test_a_lost_machine_takes_the_replica_whole_and_it_waits_for_room_for_all_pa
     assert killed(effects) == [(N1, R0)]
     assert not started(of.tell(N1, ProcessLost(R0, "killed by SIGKILL")))
     assert of.remarks("warning") == ["replica 0 waits: machines have no room for all its parts"]
-    assert started(of.give(MachineJoined(3, 1))) == [(N1, R1)]
+    assert started(of.tell(NURSERY, Joined(3, 1))) == [(N1, R1)]
     assert started(of.tell(R1, Join(1, "10.0.0.1:72"))) == [(Node("nursery", 3), P1)]
 
 

@@ -4,7 +4,7 @@ from squall.protocol.effects import Cause, End, Forget, PublishSnapshot, Send
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Cover, Evaluate, Join, Left, Stats, Stop, TakeSnapshot, Welcome
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberLeft, TargetReached, WeightsMeasured
 from squall.protocol.nursery_messages import StartProcess
 from tests.protocol.office import Office, start
@@ -43,14 +43,14 @@ def test_training_leaving_evaluation_snapshot_end() -> None:
     assert (published.number, published.versions, published.ledger["trained"]) == (1, (7, 8), 20)
     assert published.checksums == (70, 71)
     assert end(office) == End("finished", "all data is trained", Cause.DATA)
-    assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator, NURSERY]
+    assert [to for to, message in sent(office.effects, Stop)] == [*office.shards, office.evaluator]
 
 
 def test_without_a_validation_set_nobody_evaluates() -> None:
     office = finished(evaluate=False)
     office.snapshot()
     assert end(office).status == "finished"
-    assert [to for to, _ in sent(office.effects, Stop)] == [*office.shards, NURSERY]
+    assert [to for to, _ in sent(office.effects, Stop)] == list(office.shards)
 
 
 def test_what_a_leaving_replica_had_not_reported_counts() -> None:

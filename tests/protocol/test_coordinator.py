@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.protocol.effects import Cause, End, Forget, WritePiece
-from squall.protocol.events import Started, StopRequested, TimePassed
+from squall.protocol.events import PieceWritten, Started, StopRequested, TimePassed
 from squall.protocol.leases import Limits
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
@@ -26,7 +26,7 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded, TrainingBegan
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
 from tests.protocol.office import BATCH, Office, start
@@ -259,7 +259,7 @@ def test_a_lost_shard_ends_the_run_with_an_error() -> None:
     office.join(0)
     effects = office.lose(office.shards[1], "killed by SIGKILL")
     assert only(effects, End) == End("failed", "shard 1 was lost (killed by SIGKILL)")
-    assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator, NURSERY]
+    assert [to for to, _ in sent(effects, Stop)] == [*office.shards, office.evaluator]
     assert Forget(office.shards[1]) in effects  # else its end would wait for the dead one to acknowledge that
     assert Forget(Node("replica", 0)) in effects
     assert office.lose(Node("replica", 0)) == []  # what follows from the end is no news
@@ -318,6 +318,19 @@ def test_a_file_comes_piece_by_piece() -> None:
             with pytest.raises(Refusal):
                 office.tell(shard, wrong)
         assert office.tell(shard, piece) == [WritePiece(shard.index, piece, 0, 1)]
+
+
+def test_who_goes_on_in_its_place_has_a_piece_written_of_which_nothing_was_heard() -> None:
+    office = Office(shards=1, snapshot_every_s=1.0)
+    (shard,) = office.shards
+    office.give(Started())
+    office.join(0)
+    office.now = 1.0
+    office.give(TimePassed())
+    written = office.tell(shard, PIECES[0])
+    assert office.give(Started()) == written == [WritePiece(shard.index, PIECES[0], 0, 1)]
+    office.give(PieceWritten(0, 1))
+    assert office.give(Started()) == []
 
 
 def test_nobody_sees_a_view_before_it_is_shown() -> None:

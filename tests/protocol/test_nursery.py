@@ -26,6 +26,7 @@ from squall.protocol.nursery_messages import (
     StartProcess,
     StopAsked,
 )
+from squall.protocol.replacing import LOST_IN_A_ROW
 from tests.protocol.steps import give, tell
 
 REPLICA = Node("replica", 1, 2)
@@ -57,6 +58,20 @@ def test_it_starts_what_it_is_asked_for_and_tells_what_has_ended() -> None:
     assert give(nursery, StopRequested("interrupted", wanted=True)) == say(StopAsked("interrupted", False, True))
     assert nursery.wake_at is None, "on the coordinator's machine the kernel tells who is there"
     assert tell(nursery, COORDINATOR, Stop()) == [End("finished")]
+
+
+def test_a_coordinator_that_dies_is_succeeded_unless_they_die_one_after_the_other() -> None:
+    nursery = NurseryMachine()
+    lost = ProcessEnded(COORDINATOR, "killed by SIGKILL")
+    for second in range(1, 10):  # each has lived for long enough
+        started, *told = nursery.on(lost, 2.0 * second)
+        assert started == StartMember(COORDINATOR)
+        assert told == say(ProcessLost(COORDINATOR, "killed by SIGKILL"))
+    for _ in range(LOST_IN_A_ROW - 2):
+        assert StartMember(COORDINATOR) in nursery.on(lost, 18.1)
+    killed, ended = nursery.on(lost, 18.1)
+    assert isinstance(killed, KillMembers)
+    assert ended == End("failed", "the coordinator was lost 5 times in a row, last: killed by SIGKILL")
 
 
 def test_elsewhere_it_tells_that_it_is_alive_whether_it_is_answered_or_not() -> None:

@@ -2,7 +2,7 @@
 
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Admit, Effect, End, Forget, Send
-from squall.protocol.events import MachineJoined, Started, StopRequested, TimePassed
+from squall.protocol.events import Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import BEGIN_WITHIN_S, PATIENCE, Pulse
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Grant, Join, LeaseRequest, Left, Stats, Stop
@@ -13,6 +13,7 @@ from squall.protocol.nursery_messages import (
     Activity,
     Alive,
     Heard,
+    Joined,
     Leaving,
     Placed,
     ProcessLost,
@@ -90,7 +91,7 @@ def test_a_machine_that_is_silent_is_lost_and_its_replica_goes_where_room_is() -
 
 def test_a_machine_that_has_to_start_is_waited_for() -> None:
     of = office()
-    of.give(MachineJoined(3, 0))
+    of.tell(NURSERY, Joined(3, 0))
     silent(of, N1, N2)
     assert of.now == BEGIN_WITHIN_S + 5.0
 
@@ -98,7 +99,7 @@ def test_a_machine_that_has_to_start_is_waited_for() -> None:
 def test_deaths_of_machines_are_not_held_against_a_place() -> None:
     of, node = office(), R1
     for machine in range(3, 13):
-        of.give(MachineJoined(machine, 1))
+        of.tell(NURSERY, Joined(machine, 1))
         effects = lost(of, machine - 1 if machine > 3 else 1)
         node = replica_node(1, node.incarnation + 1)
         assert start(node, machine) in effects
@@ -110,7 +111,7 @@ def test_where_nobody_has_room_it_waits_and_goes_to_the_first_that_joins() -> No
     of = office()
     lost(of, 1)
     assert of.remarks("warning") == ["replica 1 waits: no machine has room for it"]
-    effects = of.give(MachineJoined(7, 4))
+    effects = of.tell(NURSERY, Joined(7, 4))
     assert start(AGAIN, 7) in effects
     assert only(effects, MemberReplaced).where == "machine 7, which had room for 4"
 
@@ -235,13 +236,13 @@ def test_a_machine_may_leave_before_it_is_known_to_have_joined() -> None:
     lost(of, 1)
     leaver = Node("nursery", 7)
     assert sent(of.tell(leaver, Leaving("interrupted there")), Stop) == [(leaver, Stop())]
-    assert not sent(of.give(MachineJoined(7, 4)), StartProcess), "nobody is awaited from there"
-    assert start(AGAIN, 8) in of.give(MachineJoined(8, 4))
+    assert not sent(of.tell(NURSERY, Joined(7, 4)), StartProcess), "nobody is awaited from there"
+    assert start(AGAIN, 8) in of.tell(NURSERY, Joined(8, 4))
 
 
 def test_who_has_not_joined_yet_is_not_waited_for() -> None:
     of = office()
-    of.give(MachineJoined(3, 1))
+    of.tell(NURSERY, Joined(3, 1))
     lost(of, 1)
     effects = of.tell(Node("nursery", 3), Leaving("interrupted"))
     assert Forget(AGAIN) in effects
@@ -273,7 +274,7 @@ def test_with_a_shard_on_it_the_run_moves_when_all_is_saved() -> None:
     of.snapshot()
     end = only(of.effects, End)
     assert (end.status, end.reason) == ("moved", "machine 1 leaves (interrupted) with shard 0")
-    assert [to for to, _ in sent(of.effects, Stop)] == [SHARD, Node("evaluator", 1), NURSERY, N1]
+    assert [to for to, _ in sent(of.effects, Stop)] == [SHARD, Node("evaluator", 1), N1]
 
 
 def test_a_run_that_moves_waits_for_exchanges_as_long_as_a_machine_that_leaves() -> None:
@@ -354,6 +355,6 @@ def test_two_machines_with_shards_leave_at_once() -> None:
 
 def test_a_machine_that_has_just_begun_is_said_to_have_been_silent_for_as_long_as_it_was() -> None:
     of = office()
-    of.give(MachineJoined(3, 1))
+    of.tell(NURSERY, Joined(3, 1))
     effects = silent(of, N1, N2)
     assert only(effects, MachineDied).why == f"nothing was heard of it for {BEGIN_WITHIN_S + 5:g} s"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from squall.errors import SquallError
 from squall.protocol.effects import Effect, Send
 from squall.protocol.events import Event, FrameArrived, MessageArrived, Started
 from squall.protocol.frames import Frame
@@ -97,11 +98,23 @@ def test_what_was_not_carried_out_is_left_to_the_successor_and_what_was_is_sent_
     assert sent
 
 
-def test_more_than_it_has_room_for_is_an_error() -> None:
-    journal = Journal(bytearray(Journal.size(64)))
+def test_with_more_than_it_has_room_for_its_process_goes_on_and_is_not_succeeded() -> None:
+    memory = bytearray(Journal.size(64))
+    journal = Journal(memory)
     linked = Journaled(Counting(), journal)
     linked.on(arrived(1), 0.0)
     assert isinstance(linked.machine, Counting)
     linked.machine.taken = list(range(1 << 20))
-    with pytest.raises(MemoryError, match="too many for a journal of"):
-        journal.cut(linked)
+    journal.cut(linked)
+    assert linked.on(arrived(2), 0.0)
+    with pytest.raises(SquallError, match="more to keep than there was room"):
+        successor(memory)
+
+
+def test_of_a_damaged_one_nobody_goes_on() -> None:
+    memory = bytearray(Journal.size(1 << 12))
+    Journaled(Counting(), Journal(memory)).on(arrived(1), 0.0)
+    state = memory.index(b"Journaled")
+    memory[state : state + 4] = b"rats"
+    with pytest.raises(SquallError, match="damaged"):
+        successor(memory)

@@ -37,9 +37,6 @@ class Line(Protocol):
 
     def send(self, effect: Transmit) -> None: ...
 
-    def tell(self, said: dict[str, Any]) -> None:
-        """Pass on what the launching process has said to the coordinator, where that is on this machine."""
-
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         """What has come without waiting: events of the link, and what the coordinator's host tells of the run."""
 
@@ -56,9 +53,15 @@ class PipeLine:
     wake_at = None
 
     def __init__(self) -> None:
+        self.renew()
+        self._evaluated = 0  # number of the newest evaluation that was told
+        self.placed: dict[int, int] = {}  # replica -> the machine on which the coordinator had it started last
+
+    def renew(self) -> None:
+        """For a coordinator that is to start."""
         mine, self._theirs = Pipe()
         self._pipe = ControlPipe(mine)
-        self.placed: dict[int, int] = {}  # replica -> the machine on which the coordinator had it started last
+        self._newest = 0  # number of the newest message that went in: none of it is lost before its reader
 
     @property
     def open(self) -> bool:
@@ -69,11 +72,9 @@ class PipeLine:
         return [self._pipe.connection] if self._pipe.open else []
 
     def send(self, effect: Transmit) -> None:
-        if not effect.again:  # a pipe loses nothing
+        if effect.frame.number > self._newest or effect.frame.message is None:
+            self._newest = max(effect.frame.number, self._newest)
             self._pipe.say(kind="frame", frame=effect.frame)
-
-    def tell(self, said: dict[str, Any]) -> None:
-        self._pipe.say(**said)
 
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         while self._pipe.open and self._pipe.connection.poll():
@@ -82,7 +83,10 @@ class PipeLine:
                 yield FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame))
             elif said is not None and said["kind"] == "placed":
                 self.placed[said["replica"]] = said["machine"]
-            elif said is not None:
+            elif (
+                said is not None and said.get("number", math.inf) > self._evaluated
+            ):  # else one before it has told that
+                self._evaluated = said.pop("number", self._evaluated)
                 yield said
 
     def leave(self) -> None:
@@ -123,9 +127,6 @@ class StreamLine:
     def send(self, effect: Transmit) -> None:
         self._streams.send(effect.to, effect.frame, None)
         self._streams.turn(time.monotonic())
-
-    def tell(self, said: dict[str, Any]) -> None:
-        raise AssertionError("the coordinator is on another machine")
 
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         self._streams.turn(time.monotonic())

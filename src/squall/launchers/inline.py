@@ -44,7 +44,7 @@ class LoneChannel:
     def saving(self, received: int, total: int) -> None:
         raise AssertionError("nothing travels to a snapshot here")
 
-    def evaluated(self, evaluation: dict[str, float]) -> None:
+    def evaluated(self, number: int, evaluation: dict[str, float]) -> None:
         self._watch.told(evaluation)
 
     def poll(self) -> Event | None:

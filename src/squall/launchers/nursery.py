@@ -8,11 +8,10 @@ over pipes; what is to run is decided by the coordinator, on an ordinary link wi
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "saving", "exited", "failed", "ended"
     coordinator -> nursery   "frame", "evaluated", "placed", "saving", "end"
-    nursery -> coordinator   "frame", "joined"
+    nursery -> coordinator   "frame"
 
-When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was
-stopped itself; when the nursery is gone, the kernel kills its children (PR_SET_PDEATHSIG), and the arena has no name
-that could be left behind. A stop has its time: whoever still lives then is killed.
+When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was stopped
+itself; when the nursery is gone, the kernel kills its children. A stop has its time: who still lives then is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Effect, KillMember, KillMembers, StartMember, Transmit
-from squall.protocol.events import Event, ProcessEnded, StopRequested, TimePassed
+from squall.protocol.events import Event, MachineJoined, ProcessEnded, StopRequested, TimePassed
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
 from squall.protocol.nursery import NurseryMachine
@@ -61,8 +60,7 @@ class Nursery:
         self._launcher, self._job, self._sockets = launcher, job, sockets
         self._lookout = Lookout()
         self._children: dict[int, Child] = {}  # by pidfd
-        self._killing = False  # processes that end from now on were killed here
-        self._stopping = ""  # why a stop was asked for, if it was
+        self._killing, self._stopping = False, ""  # whose end was wanted here; why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
         self._linked = Linked(NurseryMachine())
@@ -94,7 +92,7 @@ class Nursery:
         self._close_listeners()
 
     def _close_listeners(self, own: Node | None = None) -> None:
-        keep = [own] if own is not None else [Node("shard", index) for index in self._job.legacies]  # of successors
+        keep = [own] if own is not None else [COORDINATOR, *(Node("shard", index) for index in self._job.legacies)]
         if self._job.site is not None:
             self._job.site.close_listeners(keep)
 
@@ -144,7 +142,7 @@ class Nursery:
             case {"kind": "kill"}:
                 self._kill_all()
             case {"kind": "joined", "machine": machine, "cores": cores}:
-                self._line.tell({"kind": "joined", "machine": machine, "cores": cores})
+                self._tell(MachineJoined(machine, cores // self._job.plan.threads))
             case {"kind": "leave", "why": why, "failed": failed}:
                 self._tell(StopRequested(why, failed, wanted=True))
             case _:  # a stop, or the launcher is gone
@@ -239,7 +237,7 @@ class Nursery:
         """Tell of a process that has ended before its work was done."""
         why, story = explain(code), raised(self._sockets, child.node)
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
-        if child.node == COORDINATOR:
+        if child.node == COORDINATOR and (story or self._end is not None):
             self._kill_all()
             return
         if story:
@@ -261,6 +259,8 @@ class Nursery:
         try:
             if node.role in ("replica", "evaluator"):
                 self._job.arena.reserve(node.index)
+            elif node == COORDINATOR and isinstance(self._line, PipeLine):
+                self._line.renew()
             self._fork(node)
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
             self._tell(ProcessEnded(node, f"could not be started: {error}"))

@@ -22,7 +22,7 @@ from squall.launchers.parts import die_of, first_part, tell_raised
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import End, Payload
-from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
+from squall.protocol.events import Event, FrameArrived, StopRequested
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
@@ -56,9 +56,8 @@ from squall.usercode.blame import encode, note
 class NurseryChannel:
     """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
 
-    def __init__(self, pipe: ControlPipe, threads: int) -> None:
+    def __init__(self, pipe: ControlPipe) -> None:
         self._pipe = pipe
-        self._threads = threads  # of a replica
 
     def knows(self, node: Node) -> bool:
         return node == NURSERY
@@ -80,8 +79,6 @@ class NurseryChannel:
         said = self._pipe.hear()
         if said is None:
             return StopRequested("the nursery is gone")
-        if said["kind"] == "joined":
-            return MachineJoined(said["machine"], said["cores"] // self._threads)
         return FrameArrived(NURSERY, msgspec.convert(said["frame"], Frame))
 
     def end(self, end: End) -> None:
@@ -90,8 +87,8 @@ class NurseryChannel:
     def saving(self, received: int, total: int) -> None:
         self._pipe.say(kind="saving", received=received, total=total)
 
-    def evaluated(self, evaluation: dict[str, float]) -> None:
-        self._pipe.say(kind="evaluated", evaluation=evaluation)
+    def evaluated(self, number: int, evaluation: dict[str, float]) -> None:
+        self._pipe.say(kind="evaluated", number=number, evaluation=evaluation)
 
     def poll(self) -> Event | None:
         return None
@@ -134,7 +131,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     linked = machine(job, node)
-    channel = NurseryChannel(pipe, job.plan.threads) if pipe is not None else None
+    channel = NurseryChannel(pipe) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
@@ -211,19 +208,28 @@ def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Ho
     if node == COORDINATOR:
         assert channel is not None
         recorder = CoordinatorHost(job, channel, time.monotonic)
-        coordinator: Host = recorder if job.site is None else TrafficHost(recorder, job, job.site)
-        if job.plan.settings.parts > 1:
-            coordinator = PartsHost(coordinator, recorder, job)
-        if job.site is None:
-            return coordinator
-        showing = ShowingHost(coordinator, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
-        if isinstance(job.recipe.work, Answering):
-            return ArrivingHost(showing, job, job.site.pieces)
-        return PiecesHost(showing, job.directory, job.site.pieces)
+        made = _around(recorder, job)
+        if job.journal is not None:
+            job.journal.keeps = made.keeps
+            recorder.take_again(made, job.journal.carried_out)
+        return made
     made, ratio = host(job, node), job.slowness(node)
     if node.role == "shard":
         return prepared(made, job, node.index)
     return SlowedHost(made, ratio) if ratio > 1 else made
+
+
+def _around(recorder: CoordinatorHost, job: Job) -> Host:
+    """What keeps the record, within what looks after parts and other machines."""
+    coordinator: Host = recorder if job.site is None else TrafficHost(recorder, job, job.site)
+    if job.plan.settings.parts > 1:
+        coordinator = PartsHost(coordinator, recorder, job)
+    if job.site is None:
+        return coordinator
+    showing = ShowingHost(coordinator, job.site.pieces, job.arena.weights(job.arena.shape.replicas, 0))
+    if isinstance(job.recipe.work, Answering):
+        return ArrivingHost(showing, job, job.site.pieces)
+    return PiecesHost(showing, job.directory, job.site.pieces)
 
 
 def _spin_s(job: Job, node: Node) -> float:

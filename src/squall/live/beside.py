@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from squall.record.writer import settle
+from squall.record.settling import settle
 
 
 @contextmanager

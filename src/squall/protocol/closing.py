@@ -23,7 +23,7 @@ from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
-from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
 from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
@@ -57,6 +57,9 @@ class Closing(ABC):
         best = Best(policy.goal, policy.until)
         self._evaluations = Evaluations(Node("evaluator", policy.replicas), best, fetches=policy.shards > 0)
         self._snapshots = SnapshotRounds(snapshots)
+        self._unwritten: dict[
+            int | Node, Effect
+        ] = {}  # what the host is to write, and has not answered; by whose it is
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._placing = Placing(policy)
@@ -256,7 +259,10 @@ class Closing(ABC):
         effects.extend(Send(holder, Stop()) for holder in self._holders)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        effects.extend(Send(Node("nursery", machine), Stop()) for machine in self._placing.rooms)
+        others = [
+            machine for machine in self._placing.rooms if machine != NURSERY.index
+        ]  # which sees the coordinator end
+        effects.extend(Send(Node("nursery", machine), Stop()) for machine in others)
         status = self._failure if self.error else "finished"
         if self._hurried and not self._wanted and not self.error:
             status = "moved" if self._moves else "interrupted"

@@ -15,7 +15,6 @@ from squall.protocol.closing import Phase, after
 from squall.protocol.effects import Cause, Effect, Forget, Send, WritePiece
 from squall.protocol.events import (
     Event,
-    MachineJoined,
     MessageArrived,
     PieceWritten,
     Started,
@@ -41,7 +40,7 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import NURSERY, Node, is_address
-from squall.protocol.nursery_messages import Activity, Alive, Heard, Leaving, ProcessLost, Refused, StopAsked
+from squall.protocol.nursery_messages import Activity, Alive, Heard, Joined, Leaving, ProcessLost, Refused, StopAsked
 
 
 class Coordinator(MachineStaffing):
@@ -88,14 +87,13 @@ class Coordinator(MachineStaffing):
                 self._on_message(sender, message, now, effects)
             case StopRequested():
                 self._on_stop(event, now, effects)
-            case MachineJoined(machine, room):
-                self._on_machine_joined(machine, room, now, effects)
             case PieceWritten(part, number, error):
+                self._unwritten.pop(part, None)
                 effects.extend(Send(node, PieceKept(number, error)) for node in self._snapshots.writer(part))
             case TimePassed():
                 self._on_time(now, effects)
             case Started():
-                self._listen(now, effects)
+                self._on_started(now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {event!r}")
         return effects
@@ -119,7 +117,7 @@ class Coordinator(MachineStaffing):
                     self._on_arriving(nodes, now, effects)
             case Refused(node, why):
                 self._on_refused(sender, node, why, now, effects)
-            case ProcessLost() | StopAsked() | Leaving() | Alive() | Activity():
+            case ProcessLost() | StopAsked() | Leaving() | Alive() | Activity() | Joined():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)
@@ -129,7 +127,9 @@ class Coordinator(MachineStaffing):
                 self._on_evaluated(message, now, effects)
             case SnapshotPiece():
                 if self._snapshots.wants(sender, message):
-                    effects.append(WritePiece(sender.index, message, *self._snapshots.part(sender)))
+                    piece = WritePiece(sender.index, message, *self._snapshots.part(sender))
+                    self._unwritten[piece.part] = piece
+                    effects.append(piece)
                     self._on_arriving([sender], now, effects)
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)

@@ -169,7 +169,7 @@ class LauncherLost(Event, frozen=True, gc=False):
 
 
 class MachineJoined(Event, frozen=True, gc=False):
-    """The launcher has a nursery on one more machine, with room for so many replicas."""
+    """The launcher has a nursery on one more machine, with room for so many replicas. That of the first is told."""
 
     machine: int
     room: int

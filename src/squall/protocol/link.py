@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from squall.protocol.effects import Admit, Effect, End, Forget, Send, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, Send, StartMember, Transmit
 from squall.protocol.events import (
     Event,
     FrameArrived,
@@ -165,6 +165,13 @@ class Linked:
                 self._forget(effect.node, effects)
             elif isinstance(effect, Admit):
                 self._admitted[effect.node] = effect.machine
+            elif (
+                isinstance(effect, StartMember) and (link := self._links.get(effect.node)) is not None and link.unacked
+            ):
+                link.pause = RESEND_AFTER_S  # one of this name has died, with what it had not taken
+                effects.append(effect)
+                self._send_again(effect.node, link, now, effects)
+                continue
             elif isinstance(effect, End):  # a node that leaves does not keep its peers resending
                 self._ended = True
                 for node, link in self._links.items():

@@ -11,11 +11,13 @@ from squall.protocol import notes
 from squall.protocol.closing import Phase
 from squall.protocol.effects import Effect, Forget, Send
 from squall.protocol.heartbeats import BEGIN_WITHIN_S
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.nursery_messages import (
     Activity,
     Alive,
+    Joined,
     Leaving,
     Message,
     ProcessLost,
@@ -29,6 +31,7 @@ from squall.protocol.staffing import Staffing
 class MachineStaffing(Staffing):
     def __init__(self, policy: Policy, snapshots: int = 0) -> None:
         super().__init__(policy, snapshots)
+        self._listens = False
         self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
 
     def _release(self, node: Node, effects: list[Effect]) -> None:
@@ -38,6 +41,14 @@ class MachineStaffing(Staffing):
     def _kept_by(self, nodes: list[Node]) -> str:
         """What of the weights these alone have, in words; "" where the others can go on without them."""
         return _shards(nodes)
+
+    def _on_started(self, now: float, effects: list[Effect]) -> None:
+        """Whoever goes on in the place of another coordinator has its host do again what it has not answered."""
+        if self._listens:
+            effects += self._unwritten.values()
+        else:
+            self._listens = True
+            self._listen(now, effects)
 
     def _listen(self, now: float, effects: list[Effect]) -> None:
         """The run begins, on the machines that there are."""
@@ -85,10 +96,16 @@ class MachineStaffing(Staffing):
             case Activity(spent):
                 there = tuple(each for each in spent if self._machine_of(each.node) == machine)
                 effects.append(notes.ActivityTold(machine, there))
+            case ProcessLost(node, why) if node == self.node:  # it was, before this one
+                effects += [notes.MemberDied(node, why), notes.MemberReplaced(node)]
             case ProcessLost(node, why):
                 self._on_process_lost(machine, node, why, now, effects)
             case StopAsked():
                 self._on_stop(message, now, effects)
+            case Joined(joined, room):
+                if nursery != NURSERY:
+                    raise Refusal("it tells of machines that have joined, which the first one's nursery knows")
+                self._on_machine_joined(joined, room, now, effects)
             case Leaving(why):
                 self._on_leaving(machine, why, now, effects)
             case _:

@@ -7,12 +7,15 @@ where the launching process is gone as well.
 
 from __future__ import annotations
 
+import math
+
 from squall.protocol.effects import Effect, End, KillMember, KillMembers, Send, StartMember
 from squall.protocol.events import (
     ActivitySeen,
     Event,
     LauncherLost,
     LeaveRequested,
+    MachineJoined,
     MessageArrived,
     ProcessEnded,
     Started,
@@ -26,6 +29,7 @@ from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.nursery_messages import (
     Activity,
     Alive,
+    Joined,
     KillProcess,
     Leaving,
     ProcessLost,
@@ -33,7 +37,9 @@ from squall.protocol.nursery_messages import (
     StartProcess,
     StopAsked,
 )
+from squall.protocol.replacing import LOST_IN_A_ROW
 
+SOON_S = 1.0  # after its start; a coordinator that dies so often so soon would do so again
 LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their exchange; who takes longer is killed
 
 
@@ -46,6 +52,7 @@ class NurseryMachine:
         limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
         self._tell_at: float | None = None  # that this machine is alive
+        self._coordinator_since, self._coordinators_lost = -math.inf, 0  # when it started last; how many in a row
         self._leaving = False
         self._leave_by: float | None = None
 
@@ -58,6 +65,10 @@ class NurseryMachine:
         match event:
             case MessageArrived(_, message):
                 return self._on_message(message, now)
+            case MachineJoined(machine, room):
+                return [Send(COORDINATOR, Joined(machine, room))]
+            case ProcessEnded(node, why) if node == COORDINATOR:
+                return self._on_coordinator_lost(why, now)
             case ProcessEnded(node, why):
                 return [Send(COORDINATOR, ProcessLost(node, why))]
             case ActivitySeen(spent):
@@ -79,6 +90,16 @@ class NurseryMachine:
             case Started() | LeaveRequested() | LauncherLost():
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _on_coordinator_lost(self, why: str, now: float) -> list[Effect]:
+        """Its successor goes on from what it has left in memory, unless they die one after the other."""
+        soon = now - self._coordinator_since < SOON_S
+        self._coordinators_lost = self._coordinators_lost + 1 if soon else 1
+        self._coordinator_since = now
+        if self._coordinators_lost >= LOST_IN_A_ROW:
+            text = f"the coordinator was lost {LOST_IN_A_ROW} times in a row, last: {why}"
+            return [KillMembers(text), End("failed", text)]
+        return [StartMember(COORDINATOR), Send(COORDINATOR, ProcessLost(COORDINATOR, why))]
 
     def _on_message(self, message: Message, now: float) -> list[Effect]:
         match message:

@@ -65,6 +65,13 @@ class Leaving(Struct, frozen=True, tag="leave?", array_like=True, gc=False):
     why: str
 
 
+class Joined(Struct, frozen=True, tag="joined", array_like=True, gc=False):
+    """The launching process has a nursery on one more machine, with room for so many replicas."""
+
+    machine: Count
+    room: Count
+
+
 class Alive(Struct, frozen=True, tag="alive", array_like=True, gc=False):
     """The nursery's machine is there; and so, in answer, is the coordinator."""
 
@@ -120,5 +127,5 @@ class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
 
 Message = (
     StartProcess | KillProcess | PartsPlaced | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard
-    | Refused | Activity
+    | Refused | Activity | Joined
 )  # fmt: skip

@@ -78,19 +78,20 @@ class Journaled(Linked):
 
     def take_again(
         self, events: Iterable[tuple[Event, float]], done: int, updates: int, journal: Journal
-    ) -> list[Effect]:  # fmt: skip
-        """Go on behind these events. Returns the effects that are carried out.
+    ) -> list[tuple[Effect, float]]:  # fmt: skip
+        """Go on behind these events. Returns the effects that are carried out, and when their events came.
 
         Of the last event's effects `done` steps are; the numbers have so many updates.
         """
-        taken: list[Effect] = []
+        taken: list[tuple[Effect, float]] = []
         effects: list[Effect] = []
+        at = 0.0
         for event, now in events:
-            taken += effects
-            effects = self._take(event, now)
+            taken += [(effect, at) for effect in effects]
+            effects, at = self._take(event, now), now
         self._left = without(left(effects, done), updates, self.machine)
         self._journal, self._succeeds = journal, True
-        return [*taken, *effects[: len(effects) - len(self._left)]]
+        return [*taken, *((effect, at) for effect in effects[: len(effects) - len(self._left)])]
 
 
 def steps(effect: Effect) -> int:
@@ -111,7 +112,10 @@ def left(effects: Sequence[Effect], done: int) -> list[Effect]:
 def without(effects: Sequence[Effect], updates: int, machine: Any) -> list[Effect]:
     """These effects but for updates that the numbers have already: it died before it could say so."""
     kept: list[Effect] = []
-    surplus = updates - (machine.version - sum(isinstance(effect, Apply) for effect in effects))
+    to_make = sum(isinstance(effect, Apply) for effect in effects)
+    if not to_make:
+        return list(effects)
+    surplus = updates - (machine.version - to_make)
     for effect in effects:
         if isinstance(effect, Apply) and surplus > 0:
             surplus -= 1

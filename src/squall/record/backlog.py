@@ -32,7 +32,7 @@ class Backlog:
         # before and after such a moment are not merged.
         self._seals: dict[type, list[int]] = defaultdict(list)
         self._asked: set[type] = set()  # tables whose last seal is not of a published snapshot
-        self._limits: dict[type, int] = defaultdict(lambda: AT_MOST)
+        self._limits: dict[type, int] = {}
 
     def __bool__(self) -> bool:
         return any(self.rows.values()) or any(self.keyed.values())
@@ -41,7 +41,7 @@ class Backlog:
         table = type(row)
         rows, sealed = self.rows[table], self._seals[table][-1] if self._seals[table] else 0
         rows.append(row)
-        if len(rows) - sealed > self._limits[table] and hasattr(row, "merged"):
+        if len(rows) - sealed > self._limits.get(table, AT_MOST) and hasattr(row, "merged"):
             rows[sealed:] = _halved(cast("list[Mergeable]", rows[sealed:]))
             self._limits[table] = max(AT_MOST, 4 * len({row.alike() for row in rows[sealed:]}))
 

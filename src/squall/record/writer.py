@@ -4,7 +4,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -74,6 +74,8 @@ class Record:
         """Open `path`, or create it; a commit waits `busy_s` seconds for a lock before it raises."""
         self.path = Path(path)
         self._backlog = Backlog()
+        self.told = 0  # how many things the rows are of that are written, or wait: a process that goes on counts alike
+        self._known = -1  # of these, those of which the process before this one has written the rows
         self._committed = self._again_at = -math.inf  # the `now` of the last commit; not before this one
         self._pause_s = 0.0  # until the next try, after one that failed
         self._thinned: dict[type[Row], int] = {}  # table -> rowid up to which it was thinned
@@ -83,6 +85,14 @@ class Record:
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except OSError as error:
             raise RecordError(f"cannot create {self.path}: {error.strerror}") from error
+        self._busy_s = busy_s
+        self._open()
+        with self._transaction("open"):
+            for table in _COLUMNS:
+                self._make(table)
+        self._wait_for_locks(busy_s)
+
+    def _open(self) -> None:
         try:
             self._db = sqlite3.connect(self.path, timeout=OPEN_S, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -90,11 +100,21 @@ class Record:
             self._db.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.Error as error:
             raise record_error("open", self.path, error) from error
-        with self._transaction("open"):
-            for table in _COLUMNS:
-                self._make(table)
-        self._busy_s = busy_s
-        self._wait_for_locks(busy_s)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_db"}
+
+    def go_on(self) -> None:
+        """In another process, with what a killed one has kept: the rows that it has written since are not added again.
+
+        Raises `RecordError`.
+        """
+        self._open()
+        self._wait_for_locks(self._busy_s)
+        (self._known,) = self._read("PRAGMA user_version")[0]
+        if self._known >= self.told:
+            self._backlog.clear()
+        self._again_at = -math.inf
 
     def _make(self, table: type[Row]) -> None:
         """Make a table, or add the columns that it did not have when the record was begun."""
@@ -130,6 +150,8 @@ class Record:
     def add(self, row: Row) -> None:
         """Take one row; `commit` writes it. One with a key takes the place of the one that has it."""
         table = type(row)
+        if self.told <= self._known:
+            return
         if table in _KEYS:
             self._backlog.keyed[table][getattr(row, _KEYS[table])] = row
         else:
@@ -137,6 +159,8 @@ class Record:
 
     def remove(self, row: LeaseRow) -> None:
         """Delete the row with this one's key, at the next commit."""
+        if self.told <= self._known:
+            return
         self._backlog.keyed[LeaseRow][row.lease] = None
 
     def seal(self) -> None:
@@ -170,6 +194,7 @@ class Record:
             return
         with self._transaction():
             self._insert_waiting()
+            self._db.execute(f"PRAGMA user_version = {self.told}")
         self._backlog.clear()
 
     def _insert_waiting(self) -> None:
@@ -261,6 +286,7 @@ class Record:
             self._db.execute("DELETE FROM skip WHERE lease >= ?", (next_lease,))
             self._db.executemany(_delete(LeaseRow), [(lease,) for lease in leases])
             self._insert_waiting()
+            self._db.execute("PRAGMA user_version = 0")
         self._backlog.clear()
 
     def close(self) -> None:
@@ -270,10 +296,3 @@ class Record:
             self._write()
         finally:
             self._db.close()
-
-
-def settle(path: Path) -> None:
-    """Fold the write-ahead log into the file, once nobody uses it: a finished run's record is one file to copy."""
-    # An error: somebody else reads it. Then it stays as it is, which is no less valid.
-    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA journal_mode = DELETE")

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -18,7 +19,7 @@ from squall.protocol.answering.effects import Answer, KeepAnswers, WriteAnswers
 from squall.protocol.effects import Effect, End, Expect, Payload
 from squall.protocol.events import Answered, AnswersKept, AnswersTaken, Event
 from squall.protocol.ledger import gaps
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR
 from squall.runtime.answers import ONE, Answers, Columns
 from squall.runtime.batches import Key, TrainingBatches, to_device
 from squall.runtime.driver import Host, HostAround
@@ -177,7 +178,7 @@ class AnswerHost(Host):
                 self._file = self._answers.encoded(self._together())
                 if self._pieces is not None:
                     return AnswersKept(len(self._file))
-                return AnswersKept(error=_written(self._answers, start, stop, self._file))
+                return AnswersKept(error=_refusal(partial(self._answers.write, start, stop, self._file)))
             case Expect(epoch, start, stop):
                 self._batches.expect(Key(epoch, start, stop))
             case End():
@@ -222,24 +223,20 @@ class ArrivingHost(HostAround):
         super().__init__(host)
         assert isinstance(job.task, PredictionTask)
         self._answers, self._pieces = Answers(job.directory, job.task.format), pieces
-        self._files: dict[Node, bytearray] = {}  # what has come of a file
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, WriteAnswers):
             return super().perform(effect, now)
         node, piece = effect.node, effect.piece
-        file = bytearray() if not piece.at else self._files.pop(node)
-        file += self._pieces.view(node.index)[: piece.size]
-        if len(file) < piece.total:
-            self._files[node] = file
-            return AnswersTaken(node, piece.lease)
-        return AnswersTaken(node, piece.lease, _written(self._answers, piece.start, piece.stop, file))
+        last, view = piece.at + piece.size == piece.total, self._pieces.view(node.index)[: piece.size]
+        error = _refusal(partial(self._answers.arrives, piece.start, piece.stop, node, piece.at, view, last))
+        return AnswersTaken(node, piece.lease, error)
 
 
-def _written(answers: Answers, start: int, stop: int, file: memoryview | bytearray) -> str:
-    """Why not, with the remedy; empty where it is."""
+def _refusal(write: Callable[[], None]) -> str:
+    """Of the disk, with the remedy; empty where it takes what is written."""
     try:
-        answers.write(start, stop, file)
+        write()
     except ValueError as error:
         return str(error)
     return ""

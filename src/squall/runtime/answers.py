@@ -24,6 +24,7 @@ from numpy.lib.format import open_memmap
 
 from squall.errors import SquallError
 from squall.protocol.ledger import gaps
+from squall.protocol.nodes import Node
 from squall.runtime.disk import written
 from squall.runtime.snapshot import sync
 
@@ -68,13 +69,34 @@ class Answers:
             np.savez(file, allow_pickle=False, **columns)
         return file.getbuffer()
 
-    def write(self, start: int, stop: int, file: memoryview | bytearray) -> None:
+    def write(self, start: int, stop: int, file: memoryview) -> None:
         """Bring the file of a range onto the disk. Raises `ValueError` with the remedy where that refuses it."""
-        path = self._folder / f"{start:012d}-{stop:012d}.{'arrow' if self._arrow else 'npz'}"
+        path = self._path(start, stop)
         with written(path):
             self._folder.mkdir(exist_ok=True)
             with _appears(path) as beside:
                 beside.write_bytes(file)
+
+    def arrives(self, start: int, stop: int, sender: Node, at: int, piece: memoryview, last: bool) -> None:
+        """Bring a piece of such a file onto the disk, where it has its name when the last one is there.
+
+        A piece may come again, from the same sender. Raises `ValueError` as `write` does.
+        """
+        path = self._path(start, stop)
+        beside = path.with_name(f".{sender}")
+        if at and not beside.exists():
+            return  # it was whole
+        with written(path):
+            self._folder.mkdir(exist_ok=True)
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | (0 if at else os.O_TRUNC), 0o600), "wb") as file:
+                file.seek(at)
+                file.write(piece)
+            if last:
+                sync(beside)
+                os.replace(beside, path)
+
+    def _path(self, start: int, stop: int) -> Path:
+        return self._folder / f"{start:012d}-{stop:012d}.{'arrow' if self._arrow else 'npz'}"
 
     def found(self) -> list[tuple[int, int]]:
         """The ranges that there are files of, in order. They overlap where a replica died before it could tell."""

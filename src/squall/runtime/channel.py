@@ -16,5 +16,8 @@ class Channel(Protocol):
     def saving(self, received: int, total: int) -> None:
         """A run that the user has stopped waits for bytes of its snapshot that go on arriving."""
 
-    def evaluated(self, evaluation: dict[str, float]) -> None:
-        """Tell the user: time_s, epoch, examples and updates of the weights, and each metric."""
+    def evaluated(self, number: int, evaluation: dict[str, float]) -> None:
+        """Tell the user: time_s, epoch, examples and updates of the weights, and each metric.
+
+        The number grows. A coordinator that goes on in another's place may tell what that has told already.
+        """

@@ -105,6 +105,10 @@ class Host(ABC):
         """It goes on with an effect beside what the driver does."""
         return False
 
+    def keeps(self) -> dict[str, object]:
+        """What it knows of effects that it has carried out, by the name of who knows it: for its successor."""
+        return {}
+
     def rest(self) -> None:
         """The node is about to wait for a message: here it does what it has put off."""
         return None
@@ -132,6 +136,9 @@ class HostAround(Host):
     @property
     def busy(self) -> bool:
         return self._host.busy
+
+    def keeps(self) -> dict[str, object]:
+        return self._host.keeps()
 
     def rest(self) -> None:
         self._host.rest()

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.backward import resolve_device
 from squall.runtime.board import Board, Entry
 from squall.runtime.inside import Inside
+from squall.runtime.journal import Journal
 from squall.runtime.legacy import Legacy
 from squall.runtime.ranges import Ranges
 from squall.runtime.rates import NAME, Schedule
@@ -61,12 +62,25 @@ class Job:
     listener: socket.socket | None = None  # where other replicas, or parts of this one, call this process
     first: PartPlace | None = None  # of a replica on several machines: its first part, which this process is or calls
     board: Board | None = None  # where this machine's processes tell what they do
+    journal: Journal | None = None  # of the coordinator, to its successors, if it begins on this machine
     legacies: Mapping[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property
     def recipe(self) -> Recipe:
         return self.strategy.recipe()
+
+    def succeeds(self, node: Node) -> bool:
+        """Another process had its name before, and has left what this one needs to go on."""
+        if node == COORDINATOR:
+            return self.journal is not None and self.journal.begun
+        return node.role == "shard" and node.index in self.legacies and self.legacies[node.index].journal.begun
+
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """What the host of a coordinator that was killed knew."""
+        kept = self.journal.kept if self.journal is not None else None
+        return cast("Mapping[str, Any]", kept) if kept is not None else {}
 
     @cached_property
     def ranges(self) -> Ranges:

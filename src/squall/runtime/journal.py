@@ -1,12 +1,12 @@
 """A journal in memory that outlives its process: events, how far the last one's effects are, and now and then a state.
 
     header   two int64: which half is in use; the newest event's number << 24 | steps of its effects that are done
-             one for each half: updates and answers since its state that are in the schedule
+             one for each half: updates and answers since its state that are in the schedule; 1 where there was no room
     a half   int64 size, state, pickled; then events, each as int64 size, its number, when, which kind, msgpack; a size
              of 0 ends them
 
 What is written counts by one store of eight bytes behind it, so whenever a process dies there is a whole journal. It is
-this machine's own memory, into which nobody else writes.
+this machine's own memory, into which nobody else writes. Where something has no room here, nobody can go on from it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from struct import Struct
 
 import msgspec
 
+from squall.errors import SquallError
 from squall.protocol.effects import Effect
 from squall.protocol.events import Event
 from squall.protocol.succession import Journaled
@@ -43,7 +44,9 @@ class Journal:
         self._at = 0  # where the next event goes
         self._events_from = 0
         self.before_cut: Callable[[], None] = lambda: None
-        self.carried_out: list[Effect] = []  # since the last cut, by who has died
+        self.keeps: Callable[[], object] = lambda: None  # what the host has beside the machine
+        self.kept: object = None  # by who has died, at the last cut
+        self.carried_out: list[tuple[Effect, float]] = []  # since then, and when
 
     @staticmethod
     def size(state: int = STATE_BYTES) -> int:
@@ -56,10 +59,12 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        return self._at - self._events_from > EVENTS_BYTES or not self._at
+        return not self._words[4] and (self._at - self._events_from > EVENTS_BYTES or not self._at)
 
     def add(self, event: Event, now: float) -> None:
         self._number += 1
+        if self._words[4]:
+            return
         self._at = self._put(self._at, _HEAD.pack(self._number, now, _NUMBERS[type(event)]) + _encode(event))
 
     def did(self, steps: int = 1) -> None:
@@ -80,29 +85,42 @@ class Journal:
         self.before_cut()
         half = 1 - self._words[0]
         start = _HEADER + half * self._half
-        self._at = self._events_from = self._put(start, pickle.dumps(linked, pickle.HIGHEST_PROTOCOL))
+        self._at = self._events_from = self._put(start, pickle.dumps((linked, self.keeps()), pickle.HIGHEST_PROTOCOL))
         self._words[2 + half] = 0
         self._words[0] = half
 
-    def succeed(self, updates: int) -> Journaled:
-        """The state of who has died, behind the last event; `updates` are in its numbers."""
-        state, *entries = self._entries(_HEADER + self._words[0] * self._half)
-        linked: Journaled = pickle.loads(state)
-        events = []
-        for data in entries:
-            self._number, now, kind = _HEAD.unpack(data[: _HEAD.size])
-            events.append((msgspec.msgpack.decode(data[_HEAD.size :], type=_KINDS[kind]), now))
+    def succeed(self, updates: int = 0) -> Journaled:
+        """The state of who has died, behind the last event; `updates` are in its numbers.
+
+        Raises `SquallError` where it is damaged, or had no room.
+        """
+        if self._words[4]:
+            raise SquallError(
+                "a killed process had more to keep than there was room for, so that nobody can succeed it"
+            )
+        linked: Journaled
+        try:
+            state, *entries = self._entries(_HEADER + self._words[0] * self._half)
+            linked, self.kept = pickle.loads(state)
+            events = list(map(self._event, entries))
+        except Exception as error:
+            raise SquallError(f"a killed process has left a damaged journal: {error}") from error
         word = self._words[1]
         done = word & 0xFFFFFF if word >> 24 == self._number else 0
         self._at = 0
         self.carried_out = linked.take_again(events, done, updates, self)
         return linked
 
+    def _event(self, data: memoryview) -> tuple[Event, float]:
+        self._number, now, kind = _HEAD.unpack(data[: _HEAD.size])
+        return msgspec.msgpack.decode(data[_HEAD.size :], type=_KINDS[kind]), now
+
     def _put(self, at: int, data: bytes) -> int:
         """Returns where the next one goes."""
         stop = at + 8 + -(-len(data) // 8) * 8
         if stop + 8 > _HEADER + self._half * (1 + (at - _HEADER) // self._half):
-            raise MemoryError(f"{len(data)} bytes are too many for a journal of {self._half}")
+            self._words[4] = 1
+            return at
         self._words[stop // 8] = 0
         self._bytes[at + 8 : at + 8 + len(data)] = data
         self._words[at // 8] = len(data)

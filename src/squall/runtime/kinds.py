@@ -123,10 +123,12 @@ def machine(job: Job, node: Node) -> Linked:
     kind = kind_of(job)
     match node.role:
         case "coordinator":
-            return Linked(kind.coordinator(job))
+            if job.journal is None:
+                return Linked(kind.coordinator(job))
+            return job.journal.succeed() if job.succeeds(node) else Journaled(kind.coordinator(job), job.journal)
         case "shard":
             legacy = job.legacies.get(node.index)
-            if legacy is not None and legacy.journal.begun:
+            if legacy is not None and job.succeeds(node):
                 return legacy.journal.succeed(begun(job)[0] + legacy.numbers.updates)
             shard, parts = kind.shard(job, node.index), job.plan.settings.parts
             behind: Machine = shard

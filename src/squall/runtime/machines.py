@@ -21,9 +21,12 @@ from squall.runtime import best
 from squall.runtime.answering import PredictionTask
 from squall.runtime.answers import Answers
 from squall.runtime.job import Job
-from squall.runtime.legacy import Legacy
+from squall.runtime.journal import Journal
+from squall.runtime.legacy import Legacy, shared_memory
 from squall.runtime.snapshot import Manifest
 from squall.strategies.work import BatchMethod, Loop
+
+COORDINATOR_BYTES = 1 << 28  # of its state; what is not used takes no memory
 
 
 def nodes(job: Job) -> list[Node]:
@@ -35,7 +38,11 @@ def nodes(job: Job) -> list[Node]:
 
 
 def with_legacies(job: Job) -> Job:
-    """With what the shards that begin on this machine leave to their successors."""
+    """With what the coordinator and the shards that begin on this machine leave to their successors."""
+    if job.site is None or job.site.has(COORDINATOR):
+        job = replace(job, journal=Journal(shared_memory(Journal.size(COORDINATOR_BYTES))))
+        if job.site is not None:
+            job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
     if not isinstance(job.recipe.work, Loop):
         return job
     spans = {n.index: job.layout.shard_range(n.index, job.recipe.shards) for n in nodes(job) if n.role == "shard"}

@@ -23,7 +23,7 @@ class PartsHost(HostAround):
         """`host` is the recorder, or one around it."""
         super().__init__(host)
         self._recorder = recorder
-        self._told: dict[Node, tuple[float, ...]] = {}
+        self._told: dict[Node, tuple[float, ...]] = job.kept.get("parts", {})
         bubble = job.task.split.bubble(job.plan.settings.parts) if isinstance(job.task.split, Pipeline) else None
         recorder.facts(bubble="" if bubble is None else bubble)
 
@@ -32,6 +32,9 @@ class PartsHost(HostAround):
         if isinstance(effect, WorkReported) and effect.stats.inside:
             self._add(effect.node, effect.stats)
         return event
+
+    def keeps(self) -> dict[str, object]:
+        return {**super().keeps(), "parts": self._told}
 
     def _add(self, node: Node, stats: Stats) -> None:
         before = self._told.get(node, (0.0,) * len(stats.inside))

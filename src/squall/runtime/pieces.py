@@ -13,8 +13,10 @@ from squall.protocol.events import Event, PieceWritten, SnapshotWritten
 from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import Node
 from squall.runtime.driver import Host, HostAround
+from squall.runtime.legacy import shared_memory
 from squall.runtime.snapshot import Snapshots, sync
 
+_WHOSE = 8
 Part = Callable[[], tuple[int, int]]
 
 
@@ -27,6 +29,21 @@ class Pieces:
     def __init__(self) -> None:
         self._views: dict[int, memoryview] = {}
         self._shown: dict[Node, memoryview] = {}
+        self._rooms: list[memoryview] = []  # for what replicas show, by slot; before it whose it is: incarnation + 1
+
+    def outlive(self, senders: int, size: int) -> None:
+        """Have what comes of so many shards or replicas, which show so many bytes, outlive the process that reads it.
+
+        To be called before that is forked.
+        """
+        self._views = {sender: memoryview(shared_memory(PIECE_BYTES)) for sender in range(senders)}
+        self._rooms = [memoryview(shared_memory(_WHOSE + size)) for _ in range(senders)]
+
+    def recall(self) -> None:
+        """In a process that goes on in another's place."""
+        for slot, room in enumerate(self._rooms):
+            if incarnation := room[:_WHOSE].cast("q")[0]:
+                self._shown[Node("replica", slot, incarnation - 1)] = room[_WHOSE:]
 
     def view(self, shard: int) -> memoryview:
         if shard not in self._views:
@@ -36,7 +53,9 @@ class Pieces:
     def room(self, replica: Node, size: int) -> memoryview:
         """For the weights that a replica on another machine shows: the same bytes each time."""
         if replica not in self._shown:
-            self._shown[replica] = memoryview(bytearray(size))
+            shared = self._rooms[replica.index] if self._rooms else memoryview(bytearray(_WHOSE + size))
+            shared[:_WHOSE].cast("q")[0] = replica.incarnation + 1
+            self._shown[replica] = shared[_WHOSE : _WHOSE + size]
         return self._shown[replica]
 
     def take(self, replica: Node) -> memoryview | None:

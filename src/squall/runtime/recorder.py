@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,31 +22,44 @@ from squall.record.writer import Record
 from squall.runtime.channel import Channel
 from squall.runtime.divergence import Divergence
 from squall.runtime.driver import Host
+from squall.runtime.facts import facts_of
 from squall.runtime.folding import Folding
 from squall.runtime.job import Job
 from squall.runtime.left_out import LeftOut
 from squall.runtime.machines import left_out
-from squall.runtime.optimizers import in_words, state_name
+from squall.runtime.optimizers import state_name
 from squall.runtime.pauses import Pauses
 from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
-from squall.runtime.told import rows_told
-from squall.strategies.work import BatchMethod
+from squall.runtime.told import rows_of_work, rows_told
 
 
 class CoordinatorHost(Host):
-    """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed."""
+    """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed.
+
+    What it knows follows from the effects that it was given and from when that was, so one that goes on in the place of
+    another is given them again (`take_again`), and the record knows which of their rows it has.
+    """
 
     def __init__(self, job: Job, channel: Channel, clock: Callable[[], float] | None = None) -> None:
         self._job = job
         self._channel = channel
         self._clock = clock  # real seconds: machines may live in virtual time, the record's readers do not
+        self._again = False  # it is given what the one before it has carried out
+        if (kept := job.kept.get("recorder")) is None:
+            self._begin(job)
+        else:
+            self.__dict__.update(kept)
+            self.record.go_on()
+
+    def _begin(self, job: Job) -> None:
         self.record = Record(job.directory / "run.sqlite")
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
             self.record.take_in(job.restored.manifest.number, waiting)
         self._pauses = Pauses(self.record, job)
         self._leases = Folding(self.record, job.task.examples)
         self._snapshots = Snapshots(job.directory)
+        self._kept = self._snapshots.numbers()  # snapshots that a resume may go back to
         self._trained_s = job.restored.manifest.trained_s if job.restored is not None else 0.0  # by earlier processes
         self._reports = Thinning(self.record, self._trained_s, self._snapshots)
         self._begun: float | None = None
@@ -55,22 +68,26 @@ class CoordinatorHost(Host):
         self._left_out = LeftOut(left_out(job))
         self._stepped = self._complained = False  # the second: that the record cannot be written
         self._unpublished = ""  # why the newest snapshot could not be made visible
-        plan, work = job.plan, job.recipe.work
-        self.facts(
-            strategy=plan.strategy, optimizer=in_words(job.recipe), replicas=plan.replicas, shards=plan.shards,
-            epochs=plan.epochs or "", steps=plan.steps or "", seconds=plan.settings.seconds or "",
-            examples_per_epoch=job.task.examples, status="running", ended="", reason="", evaluating="",
-            batch=work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",
-            shard_bytes=[4 * (stop - start) for start, stop in job.ranges.shards[: plan.shards]],
-            keep_best=plan.keep_best or "", counted="example" if job.task.sampler is None else "position",
-            snapshot=job.restored.manifest.number if job.restored is not None else 0,
-        )  # fmt: skip
+        self.facts(**facts_of(job))
         first = self.record.fact("first_loss") if job.restored is not None else None
         self._divergence = Divergence(float(first) if first and first != "nan" else None)
         if job.restored is not None:
             self._rewind(job.restored.manifest)
         else:  # what is there is of an attempt that has left no snapshot
             self.record.rewind(-math.inf, 0, 0, [])
+        self.record.told = 1
+
+    def keeps(self) -> dict[str, object]:
+        own = {"_job", "_channel", "_clock"}
+        return {"recorder": {name: value for name, value in self.__dict__.items() if name not in own}}
+
+    def take_again(self, host: Host, since: Sequence[tuple[Effect, float]]) -> None:
+        """Be where the one before was, which has carried these out: `host` is this one, or one around it."""
+        self._again = True
+        for effect, now in since:
+            if isinstance(effect, notes.Note | PublishSnapshot):
+                host.perform(effect, now)
+        self._again = False
 
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""
@@ -112,10 +129,11 @@ class CoordinatorHost(Host):
             sys.stderr.write(f"squall: warning: {error}; training goes on, and the rows are kept until they can\n")
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        self._now = self._clock() if self._clock is not None else now
+        self._now = self._clock() if self._clock is not None and not self._again else now
+        self.record.told += 1
         if isinstance(effect, notes.Note):
             self._note(effect)
-            if isinstance(effect, notes.Urgent):
+            if isinstance(effect, notes.Urgent) and not self._again:
                 self._commit(force=True)
             return None
         match effect:
@@ -163,7 +181,8 @@ class CoordinatorHost(Host):
                 self._leases.asked(number)
                 self._reports.asked(self._asked_s)
             case notes.Saving(received, total):
-                self._channel.saving(received, total)
+                if not self._again:
+                    self._channel.saving(received, total)
             case notes.TrainingBegan():
                 self._begun = self._now
                 facts, text = self._pauses.ends()
@@ -179,7 +198,7 @@ class CoordinatorHost(Host):
                     self.record.add(row)
 
     def _stats(self, node: Node, stats: Stats) -> None:
-        now, recipe = self.training_s, self._job.recipe
+        recipe = self._job.recipe
         bytes_each = round(4 * self._job.layout.length * recipe.carried)
         loss = stats.loss_sum / stats.examples if stats.examples else math.nan
         self._judge(self._divergence.trained(loss))
@@ -188,16 +207,8 @@ class CoordinatorHost(Host):
             self.facts(first_loss=self._divergence.first or loss)
             if not self._pauses.moved:
                 self.facts(first_step_s=time.time() - self._job.commanded_at)
-        if stats.examples or stats.pushes:
-            self.record.add(rows.ProgressRow(
-                now, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
-                stats.pushes * (bytes_each // recipe.work.blocks), stats.fetches * bytes_each,
-                stats.clock,
-            ))  # fmt: skip
-        for name, (total, examples) in stats.extras.items():
-            self.record.add(rows.ExtraRow(now, node.index, examples, name, total / examples))
-        for staleness, count in sorted(stats.staleness.items()):
-            self.record.add(rows.StalenessRow(now, node.index, staleness, count))
+        for row in rows_of_work(node, stats, self.training_s, bytes_each, recipe.work.blocks):
+            self.record.add(row)
 
     def _lease(self, ended: notes.LeaseEnded) -> None:
         dealt, holder = ended.lease, ended.holder
@@ -216,7 +227,8 @@ class CoordinatorHost(Host):
         if "loss" in values:
             self._judge(self._divergence.measured(values["loss"]))
         told = {"time_s": at, "epoch": epoch, "examples": weights.examples, "updates": weights.updates, **values}
-        self._channel.evaluated(told)
+        if not self._again:
+            self._channel.evaluated(self.record.told, told)
 
     def _judge(self, changed: bool) -> None:
         """Tell that the run diverges, once, or does no more. If it does so anew it is told again."""
@@ -233,6 +245,7 @@ class CoordinatorHost(Host):
             self.training_s, state_name(self._job.recipe), effect.checksums, effect.final, effect.examples,
             self._secured(),
         )  # fmt: skip
+        self.record.told += 1  # the rows so far are written
         try:
             path = self._snapshots.publish(manifest)
         except OSError as error:
@@ -240,8 +253,9 @@ class CoordinatorHost(Host):
             self._event("error", self._unpublished)
             return
         self._unpublished = ""
+        self._kept = [*self._kept, effect.number][-rows.KEEP :]
         self.record.published()
-        self._leases.published(self._snapshots.numbers())
+        self._leases.published(self._kept)
         self._reports.published()
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
@@ -250,6 +264,8 @@ class CoordinatorHost(Host):
 
         Those that cannot be written now are returned, and travel in the manifest.
         """
+        if self._again:
+            return UNSET
         try:
             self.record.secure()
         except RecordError as error:

@@ -45,7 +45,7 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one, and it is not that of a part (`recorded_row`)."""
     if job.schedule is None or (isinstance(host, CollectiveHost) and job.inside is not None):
         return host
-    last, goes_on = job.plan.settings.last_snapshots, succeeds(job, node)
+    last, goes_on = job.plan.settings.last_snapshots, job.succeeds(node)
     if goes_on and last:
         return host  # what a replay from a snapshot needs beside it the dead one has not kept: it ends there
     log = ScheduleWriter(job.schedule / str(node), _may_take(job, node), goes_on)
@@ -59,11 +59,6 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     legacy = job.legacies.get(node.index)
     cuts = ShardCuts(job, node, host.store, last) if last and isinstance(host.store, Store) else None
     return RecordedShard(host, log, job.recipe.replicas, cuts, legacy)
-
-
-def succeeds(job: Job, node: Node) -> bool:
-    """Another process had its name before."""
-    return node.role == "shard" and node.index in job.legacies and job.legacies[node.index].journal.begun
 
 
 def recorded_row(host: Host, job: Job, node: Node) -> Host:
@@ -114,7 +109,7 @@ class RecordedShard(HostAround):
 
     def _go_on(self, journal: Journal) -> None:
         """Write what the process before this one has done and not written."""
-        done = [what for effect in journal.carried_out if (what := _to_record(effect)) is not None]
+        done = [what for effect, _ in journal.carried_out if (what := _to_record(effect)) is not None]
         self._done = done[journal.recorded :]
         self._seen = [UNSEEN for each in self._done if isinstance(each, Apply)]
         if journal.carried_out:

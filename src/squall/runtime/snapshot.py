@@ -140,8 +140,13 @@ class Snapshots:
         return self._partial(number) / f"shard-{shard}-of-{shards}.safetensors"
 
     def publish(self, manifest: Manifest) -> Path:
-        """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`."""
+        """All shards have written: make the snapshot visible and remove old ones. Raises `OSError`.
+
+        One that is visible already was made so by a coordinator that died before it could say so.
+        """
         partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
+        if manifest.number <= max(self.numbers(), default=0):
+            return final
         (partial / "manifest.json").write_bytes(manifest.encoded())
         sync(partial / "manifest.json")
         sync(partial)

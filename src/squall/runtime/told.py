@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import assert_never
 
 from msgspec.structs import astuple
 
 from squall.protocol import notes
+from squall.protocol.messages import Stats
+from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Spent
-from squall.record.rows import ActivityRow, EventRow, MemberRow, Row
+from squall.record.rows import ActivityRow, EventRow, ExtraRow, MemberRow, ProgressRow, Row, StalenessRow
 
 Told = (
     notes.ActivityTold | notes.MemberJoined | notes.MemberLeft | notes.MemberDied | notes.MemberReplaced
@@ -29,7 +32,7 @@ def rows_told(note: Told, time_s: float) -> Iterator[Row]:
             yield MemberRow(str(node), 0, time_s, "lost", f"{node.role} {node.index}: {why}")
             yield EventRow(time_s, "lost", f"{node.role} {node.index}: {why}")
         case notes.MemberReplaced(node, where):
-            if node.role == "shard":  # by one of its name, who need not join
+            if node.role in ("shard", "coordinator"):  # by one of its name, who need not join
                 yield MemberRow(str(node), 0, time_s, "joined", "")
             yield EventRow(time_s, "replaced", f"{node.role} {node.index}" + (f", on {where}" if where else ""))
         case notes.MachineAdded(machine, room):
@@ -44,6 +47,20 @@ def rows_told(note: Told, time_s: float) -> Iterator[Row]:
             yield EventRow(time_s, kind, text)
         case _:
             assert_never(note)
+
+
+def rows_of_work(node: Node, stats: Stats, time_s: float, bytes_each: int, blocks: int) -> Iterator[Row]:
+    """`bytes_each`: of all that a replica fetches at once; it pushes one of so many `blocks` of that."""
+    if stats.examples or stats.pushes:
+        loss = stats.loss_sum / stats.examples if stats.examples else math.nan
+        yield ProgressRow(
+            time_s, node.index, stats.examples, stats.batches, loss, stats.compute_s, stats.wait_s,
+            stats.pushes * (bytes_each // blocks), stats.fetches * bytes_each, stats.clock,
+        )  # fmt: skip
+    for name, (total, examples) in stats.extras.items():
+        yield ExtraRow(time_s, node.index, examples, name, total / examples)
+    for staleness, count in sorted(stats.staleness.items()):
+        yield StalenessRow(time_s, node.index, staleness, count)
 
 
 def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:

@@ -48,6 +48,11 @@ class TrafficHost(HostAround):
         self._told_at = -math.inf
         if job.restored is not None and (before := host.record.fact(FACT)):
             self._bytes.update({(here, there): sent for here, there, sent in msgspec.json.decode(before)})
+        self.__dict__.update(job.kept.get("traffic", {}))
+
+    def keeps(self) -> dict[str, object]:
+        own = {name: self.__dict__[name] for name in ("_machine", "_members", "_others", "_bytes", "_told_at")}
+        return {**super().keeps(), "traffic": own}
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -15,9 +16,9 @@ from squall.protocol.sandblaster.method import (
     Iterated,
     MethodSettings,
     MethodState,
+    Minimization,
     Outcome,
     Proceed,
-    minimize,
 )
 
 Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -61,14 +62,17 @@ class Vectors:
         for target, terms in ((c.target, c.terms) for c in combine):
             self.vectors[target] = sum(value * self.vectors[name] for name, value in terms)
 
-    def run(self, rules: MethodSettings, state: MethodState | None = None) -> Outcome:
-        method = minimize(state or MethodState(), rules)
+    def run(self, rules: MethodSettings, state: MethodState | None = None, succeeded: bool = False) -> Outcome:
+        """`succeeded`: in another process after each answer."""
+        method = Minimization(state or MethodState(), rules)
         answer = None
         while True:
             try:
-                answer = self.answer(method.send(answer))
+                answer = self.answer(method.answered(answer))
             except StopIteration as over:
                 return over.value
+            if succeeded:
+                method = pickle.loads(pickle.dumps(method))
 
     @property
     def evaluations(self) -> int:
@@ -112,6 +116,17 @@ def test_it_ends_where_scipy_ends_and_takes_no_longer(name: str, history: int) -
     assert "largest component" in ended.reason
     assert function(ours.vectors["weights"])[0] == pytest.approx(theirs.fun, rel=1e-6, abs=1e-12)
     assert ours.evaluations <= 1.5 * theirs.nfev
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_who_goes_on_in_its_place_goes_the_same_way(name: str, sampled: bool) -> None:
+    """After each answer from what was kept, by way of failed searches and cleared histories too."""
+    rules = MethodSettings(history=3, tolerance_gradient=1e-8, tolerance_change=0.0, sampled=sampled)
+    alone, passed_on = (Vectors(*CASES[name]) for _ in range(2))
+    ended = alone.run(rules)
+    assert passed_on.run(rules, succeeded=True) == ended
+    assert passed_on.requests == alone.requests
 
 
 @pytest.mark.parametrize("history", [1, 10, 40])

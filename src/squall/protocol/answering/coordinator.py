@@ -60,6 +60,8 @@ class AnswerCoordinator(LoopCoordinator):
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if isinstance(event, AnswersTaken):
+            self._unwritten.pop(event.node, None)
         match event:
             case AnswersTaken(error=error) if error:
                 self._fail(error, effects)
@@ -94,7 +96,8 @@ class AnswerCoordinator(LoopCoordinator):
         self._arriving[sender], self._came[sender] = piece, piece.at + piece.size
         if self._came[sender] == piece.total:
             del self._arriving[sender], self._came[sender]
-        effects.append(WriteAnswers(sender, piece))
+        write = self._unwritten[sender] = WriteAnswers(sender, piece)
+        effects.append(write)
 
     def _forget(self, node: Node) -> None:
         super()._forget(node)

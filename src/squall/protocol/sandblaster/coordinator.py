@@ -30,10 +30,10 @@ from squall.protocol.sandblaster.method import (
     Iterated,
     MethodSettings,
     MethodState,
+    Minimization,
     Outcome,
     Proceed,
     Request,
-    minimize,
 )
 from squall.protocol.sandblaster.portions import Balance
 
@@ -63,10 +63,9 @@ class BatchCoordinator(Coordinator):
     ) -> None:
         super().__init__(policy, snapshots)
         self.work = work
-        self.state = state or MethodState()
         self.dealer = PortionDealer(work.balance, policy.shards)
         self.trained = trained
-        self._method = minimize(self.state, work.rules)
+        self._method = Minimization(state or MethodState(), work.rules)
         self._request: Request | None = None  # that is being answered
         self._number = 0  # of the last calculation
         self._answers: dict[Node, tuple[float, ...]] = {}  # the shards' to that calculation
@@ -74,6 +73,10 @@ class BatchCoordinator(Coordinator):
         self._evaluated_at = self.state.iteration  # the last iteration whose weights were to be measured
         self._nonfinite = ""  # the portion whose loss or gradient was no number
         self._ended: tuple[Cause, str] | None = None  # why the method has ended
+
+    @property
+    def state(self) -> MethodState:
+        return self._method.state
 
     @property
     def wake_at(self) -> float | None:
@@ -137,7 +140,7 @@ class BatchCoordinator(Coordinator):
         """Give the method its answer, and see to what it asks next."""
         while True:
             try:
-                request = next(self._method) if answer is None else self._method.send(answer)
+                request = self._method.answered(answer)
             except StopIteration as over:
                 self._method_ended(over.value, now, effects)
                 return

@@ -9,9 +9,10 @@ Vectors by name: ``weights`` (accepted), ``trial`` (what replicas compute on), `
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -79,20 +80,60 @@ Request = Calculation | EvaluateTrial | Proceed | Iterated | Failed
 Method = Generator[Request, Sequence[float], Outcome]
 
 
+class Course(msgspec.Struct):
+    """What the method knows between two iterations, beside its state."""
+
+    dots: dict[tuple[str, str], float] = {}  # products by the names of two vectors
+    failures: int = 0  # line searches in a row
+    largest: float = math.inf  # component of the gradient
+    begun: bool = False
+
+
+class Minimization:
+    """`minimize`, which can be kept as it is and goes on elsewhere: as it was between two iterations, and since."""
+
+    def __init__(self, state: MethodState, rules: MethodSettings) -> None:
+        self.state, self._rules, self._course = state, rules, Course()
+        self._before = copy.deepcopy((state, self._course))  # this iteration
+        self._answers: list[Sequence[float] | None] = []  # in this iteration
+        self._method = minimize(self.state, rules, self._course)
+
+    def answered(self, answer: Sequence[float] | None) -> Request:
+        """What it asks for next; at first the answer is None. Raises `StopIteration` with the `Outcome`."""
+        request = self._method.send(cast("Sequence[float]", answer))
+        self._answers.append(answer)
+        if isinstance(request, Proceed):
+            self._before, self._answers = copy.deepcopy((self.state, self._course)), [None]
+        return request
+
+    def __getstate__(self) -> object:
+        return self._before, self._answers, self._rules
+
+    def __setstate__(self, kept: Any) -> None:
+        self._before, answers, self._rules = kept
+        self.state, self._course = copy.deepcopy(self._before)
+        self._answers = []
+        self._method = minimize(self.state, self._rules, self._course)
+        for answer in answers:
+            self.answered(answer)
+
+
 class _Moved(NamedTuple):
     change: float  # by how much of itself the loss fell
     largest: float  # component of the gradient
 
 
-def minimize(state: MethodState, rules: MethodSettings) -> Method:
+def minimize(state: MethodState, rules: MethodSettings, course: Course) -> Method:
     """Run until a tolerance or a limit is reached, or until line searches find nothing.
 
-    `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent.
+    `state` is kept up to date so that it fits the shards' vectors whenever a request has been sent, and `course` as it
+    is when an iteration would begin (`Proceed`).
     """
-    dots, failures, largest = _Dots(), 0, math.inf
-    if state.slots or state.loss is not None:  # a resumed run
+    dots = _Dots(course.dots)
+    if not course.begun and (state.slots or state.loss is not None):  # a resumed run
         names = _basis(state)
-        largest = yield from dots.form(Calculation(rows=names, columns=names, largest=("gradient",)))
+        course.largest = yield from dots.form(Calculation(rows=names, columns=names, largest=("gradient",)))
+    course.begun = True
     while (yield Proceed())[0]:
         if state.loss is None or rules.sampled:
             (loss,) = yield EvaluateTrial(state.iteration, (Combine("trial", (("weights", 1.0),)),))
@@ -101,20 +142,20 @@ def minimize(state: MethodState, rules: MethodSettings) -> Method:
             state.loss = loss
             taken = (Combine("gradient", (("sum", 1.0),)),)
             asked = Calculation(combine=taken, rows=("gradient",), columns=_basis(state), largest=("gradient",))
-            largest = yield from dots.form(asked)
-        if largest <= rules.tolerance_gradient:
-            return Outcome(f"the gradient's largest component is {largest:.2g}")
+            course.largest = yield from dots.form(asked)
+        if course.largest <= rules.tolerance_gradient:
+            return Outcome(f"the gradient's largest component is {course.largest:.2g}")
         moved = yield from _iterate(state, rules, dots)
         if moved is not None:
-            failures, largest = 0, moved.largest
+            course.failures, course.largest = 0, moved.largest
             if not rules.sampled and moved.change <= rules.tolerance_change:
                 return Outcome(f"the loss falls by {moved.change:.2g} of itself in an iteration")
             continue
-        failures += 1
+        course.failures += 1
         text = f"no step was found in iteration {state.iteration + 1}"
         yield Failed(f"{text}: the history is cleared" if state.slots else text)
-        if not state.slots and (failures >= FAILURES_AT_MOST or not rules.sampled):
-            return Outcome(f"{text}, nor without a history" if failures > 1 else text)
+        if not state.slots and (course.failures >= FAILURES_AT_MOST or not rules.sampled):
+            return Outcome(f"{text}, nor without a history" if course.failures > 1 else text)
         state.slots = []
         state.iteration += rules.sampled  # another batch
     return Outcome("a limit is reached")
@@ -123,8 +164,8 @@ def minimize(state: MethodState, rules: MethodSettings) -> Method:
 class _Dots:
     """Dot products by the names of two vectors."""
 
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, str], float] = {}
+    def __init__(self, values: dict[tuple[str, str], float]) -> None:
+        self._values = values
 
     def form(self, asked: Calculation) -> Generator[Request, Sequence[float], float]:
         """Ask for products and remember them; returns the largest magnitude that was asked for."""

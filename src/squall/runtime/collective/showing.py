@@ -22,6 +22,7 @@ class ShowingHost(HostAround):
         super().__init__(host)
         self._pieces = pieces
         self._evaluated = evaluated
+        pieces.recall()
 
     def attach(self, payload: Payload) -> None:
         """Replicas of this machine have put them there themselves."""

@@ -164,7 +164,7 @@ def _serve(job: Job, node: Node, served: Tensor, spin_s: float, line: ControlPip
     transport = _Awaited(
         HostTransport(node, job.directory, serve=True, peers=peers, wake_on=[mine.fileno()], spin_s=spin_s)
     )
-    channel = NurseryChannel(ControlPipe(mine), 1) if node == COORDINATOR else None
+    channel = NurseryChannel(ControlPipe(mine)) if node == COORDINATOR else None
     host = make_host(job, node, channel)
     metered = host if node == COORDINATOR else _MeteredShard(host, served, transport)
     Driver(machine(job, node), transport, metered, carriers=[channel] if channel is not None else ()).run()

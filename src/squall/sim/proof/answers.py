@@ -86,20 +86,20 @@ class CollectingPhantom(CoordinatorPhantom):
 
     def __init__(self, hosts: AnswerPhantomHosts, node: Node) -> None:
         super().__init__(hosts, node)
-        self._files: dict[Node, list[File]] = {}  # pieces that have come
+        self._files: dict[Node, dict[int, File]] = {}  # pieces that have come: they lie in files
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, WriteAnswers):
             return super().perform(effect, now)
         node, piece = effect.node, effect.piece
         torn = self.memory.torn("piece", node.index, 0, node.index)
-        came = self._files[node] = self._files.get(node, []) if piece.at else []
-        came.append(NOTHING if torn else self.memory.pieces[node.index][2])
+        came = self._files[node] = self._files.get(node, {}) if piece.at else {}
+        came[piece.at] = NOTHING if torn else self.memory.pieces[node.index][2]
         if piece.at + piece.size < piece.total:
             return events.AnswersTaken(node, piece.lease)
         error = self.hosts.disk(piece.lease)
-        if came == [File(hash((piece.start, piece.stop, i))) for i in range(PIECES)] and not error:
-            self.hosts.disk_of_run.append((piece.start, piece.stop))
+        if list(came.values()) == [File(hash((piece.start, piece.stop, i))) for i in range(PIECES)] and not error:
+            self.hosts.disk_of_run += {(piece.start, piece.stop)}.difference(self.hosts.disk_of_run)
         return events.AnswersTaken(node, piece.lease, error)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from squall.protocol.effects import (
     AddPortions,
@@ -49,10 +49,12 @@ class BatchAuditor:
         self.examples = examples
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
-    def begin(self, hosts: BatchPhantomHosts, coordinator: BatchCoordinator, files: Sequence[File] | None) -> None:
+    def begin(
+        self, hosts: BatchPhantomHosts, coordinator: Callable[[], BatchCoordinator], files: Sequence[File] | None
+    ) -> None:
         shards = range(self.shards)
         self.hosts, self.coordinator = hosts, coordinator
-        self._begun = coordinator.trained
+        self._begun = coordinator().trained
         self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
         self._pushes: dict[Node, tuple[PushPortions, tuple[KeptPortion, ...]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
@@ -91,8 +93,9 @@ class BatchAuditor:
                 if weights.examples != examples:
                     raise Broken("I7", f"{node} says {weights.examples} examples of weights with {examples}")
             case PortionsTaken(evaluation, portions) if evaluation == self._logs[node.index].evaluation:
-                ranges = self.coordinator.dealer.portions.ranges if self.coordinator.dealer.portions is not None else []
-                if self.coordinator.dealer.evaluation != evaluation:
+                dealer = self.coordinator().dealer
+                ranges = dealer.portions.ranges if dealer.portions is not None else []
+                if dealer.evaluation != evaluation:
                     return  # the shard is behind: its sum is not of interest any more
                 for start, stop in ((ranges[p].start, ranges[p].stop) for p in portions if p < len(ranges)):
                     if (start, stop) not in self._logs[node.index].sum:

@@ -28,7 +28,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.mortal import deaths_of_shards
+from squall.sim.proof.mortal import deaths_of_coordinators, deaths_of_shards
 from squall.strategies import (
     AllReduce,
     AsynchronousSGD,
@@ -49,8 +49,7 @@ ALL_REDUCE, DIVIDED = "all-reduce", "divided all-reduce"  # of the second the me
 PREDICTION = "prediction"  # trains nothing: `answers.answering` makes its worlds
 Make = Callable[[int, int], Strategy]
 
-# Each makes a strategy for so many replicas and shards. There is every strategy but `SingleProcess`, which sends no
-# messages, in every form that its machines tell apart.
+# For so many replicas and shards: every strategy but `SingleProcess`, in every form that its machines tell apart.
 STRATEGIES: dict[str, Make] = {
     "downpour": lambda n, k: Downpour(replicas=n, shards=k),
     "downpour, push 4, fetch 2": lambda n, k: Downpour(replicas=n, shards=k, push_every=4, fetch_every=2),
@@ -193,6 +192,7 @@ def chaos(seed: int) -> Chaos:
         faults=several.slow_stops(seed, machines, _hung(
             seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
             + several.lies_and_jams(seed, machines, replicas, events) + deaths_of_shards(seed, shards, events)
+            + deaths_of_coordinators(seed, events)
             + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ()),
             _others(replicas, shards),
         )), machines=machines, parts=parts.number, spread_parts=parts.spread,

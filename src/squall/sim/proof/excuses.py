@@ -18,7 +18,7 @@ def excuses(
     """By the end's status. `had` are faults by kind, and deaths by role; `succeeded`: shards that die are."""
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
-    late = had["Cut"] + had["Weather"] + had["Pause"] * had["Jam"] > 0
+    late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
     lost = end.reason.startswith("machine ") and (silenced or late)
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
     died = had["shard"] * (not succeeded)

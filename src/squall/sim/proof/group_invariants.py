@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST, CollectiveCoordinator
 from squall.protocol.collective.messages import Shown
@@ -23,7 +24,7 @@ Label = tuple[int, int]  # updates and examples
 class GroupAuditor:
     """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
 
-    def begin(self, hosts: GroupPhantomHosts, coordinator: CollectiveCoordinator, saved: Weights) -> None:
+    def begin(self, hosts: GroupPhantomHosts, coordinator: Callable[[], CollectiveCoordinator], saved: Weights) -> None:
         self.hosts, self.coordinator, self._saved = hosts, coordinator, saved
         self._told: set[Label] = set()
         self._counted: Counter[BatchRange] = Counter(saved.batches)  # that the coordinator calls trained
@@ -45,7 +46,7 @@ class GroupAuditor:
                 self._check_once(self.hosts.members[node].weights)
             case WorkReported(_, stats):
                 self._reported += stats.examples
-            case GroupJoined(number) if not self.coordinator._divided:
+            case GroupJoined(number) if not self.coordinator()._divided:
                 self._joined[node] = number
             case Gathered(number):
                 self._joined[node] = number
@@ -77,7 +78,7 @@ class GroupAuditor:
         self._counted[batch] += 1
         if self._counted[batch] > 1:
             raise Broken("I4", f"{batch} is counted twice")
-        live = [self.hosts.members[node].weights for node in self.coordinator.members.live]
+        live = [self.hosts.members[node].weights for node in self.coordinator().members.live]
         if live and not any(batch in weights.batches for weights in live):
             raise Broken("I1", f"{batch} is counted, and no live replica has it")
 
@@ -115,12 +116,12 @@ class GroupAuditor:
         self.final = weights
 
     def _check_lost(self) -> None:
-        for node in self.coordinator.members.live:
-            if self._joined.get(node) == self.coordinator._formed:
+        for node in self.coordinator().members.live:
+            if self._joined.get(node) == self.coordinator()._formed:
                 raise Broken("I1", f"the run gives up, and {node} is a survivor of its group")
 
     def _check_share_lost(self) -> None:
-        members = [self.hosts.members[node] for node in self.coordinator.members.live]
+        members = [self.hosts.members[node] for node in self.coordinator().members.live]
         clock = max((member.weights.clock for member in members), default=0)
         held = [member.has(clock) for member in members if isinstance(member, SharePhantom)]
         if set().union(*held) == set(NUMBERS):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from squall.protocol.effects import Effect, End, Transmit
-from squall.protocol.events import Event, FrameArrived, MachineJoined, StopRequested
+from squall.protocol.effects import Effect, End, StartMember, Transmit
+from squall.protocol.events import Event, FrameArrived, StopRequested
 from squall.protocol.messages import Stop
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
-from squall.protocol.nursery_messages import KillProcess, Leaving, ProcessLost, Replaced, StartProcess, StopAsked
+from squall.protocol.nursery_messages import (
+    Joined,
+    KillProcess,
+    Leaving,
+    ProcessLost,
+    Replaced,
+    StartProcess,
+    StopAsked,
+)
 from squall.runtime.placement import Parts
 from squall.sim.proof.broken import Broken
 
@@ -33,16 +41,21 @@ class MachineBooks:
         self._ending: dict[Node, int] = {}  # processes that it wants killed, and their machines
         self._ended: dict[Node, tuple[int, int]] = {}  # those of which word has come: from where, in which message
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
+        self._joined: dict[int, tuple[int, int]] = {}  # machines of which word has come: room, and in which message
         self._leaving: dict[int, None] = {}
         self._begun = self._over = False
+        self._behind = False  # a coordinator has still to do what the one before it has not
 
     def watch(self, node: Node, what: Event | Effect) -> None:
-        if isinstance(what, Transmit):
+        if isinstance(what, StartMember) and what.node == COORDINATOR:
+            self._behind = True
+        elif isinstance(what, Transmit):
             self._on_sent(node, what)
         elif node == COORDINATOR:
             if isinstance(what, Event):
-                self._check_owed()
-                self._begun = True
+                if not self._behind:
+                    self._check_owed()
+                self._begun, self._behind = True, False
             self._on_coordinator(what)
 
     def _check_owed(self) -> None:
@@ -62,8 +75,8 @@ class MachineBooks:
 
     def _on_coordinator(self, what: Event | Effect) -> None:
         match what:
-            case MachineJoined(machine, room):
-                self._rooms[machine] = room
+            case FrameArrived(_, frame) if isinstance(joined := frame.message, Joined):
+                self._joined.setdefault(joined.machine, (joined.room, frame.number))
             case MachineDied(machine, nodes):
                 self.died[machine] = None
                 self._rooms.pop(machine, None)
@@ -86,6 +99,9 @@ class MachineBooks:
             del self._told[node.index]
         if node != COORDINATOR:
             return
+        for joined, (room, number) in self._joined.items():
+            if room and sent.to == NURSERY and number <= sent.frame.seen:
+                self._rooms[joined], self._joined[joined] = room, (0, number)
         for process, (machine, number) in list(self._ended.items()):
             if sent.to == Node("nursery", machine) and number <= sent.frame.seen:
                 self._ending.pop(process, None)

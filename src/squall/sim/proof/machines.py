@@ -22,7 +22,7 @@ from squall.protocol.events import (
 )
 from squall.protocol.heartbeats import PATIENCE
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node, whole
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, whole
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import hears
@@ -104,7 +104,7 @@ class WorldMachines:
             case MachineComes(_, machine, room):
                 self.rooms[machine] = room
                 self._add_nursery(machine)
-                self._world.post(COORDINATOR, MachineJoined(machine, room))
+                self._world.post(NURSERY, MachineJoined(machine, room))
         return True
 
     def _hear(self, machine: int, until: float) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import cast
 
-from squall.protocol.effects import Effect
+from squall.protocol.effects import Effect, Transmit
 from squall.protocol.events import Event
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.notes import Note
 from squall.protocol.succession import Journaled, steps
+from squall.runtime.driver import Host
 from squall.runtime.journal import Journal
+from squall.sim.proof.broken import Broken
 from squall.sim.proof.faults import Fault, Kill, Role
+from squall.sim.proof.phantoms import CoordinatorPhantom
 
 STATE_BYTES = 1 << 18
+ALL_DIE = 0.1  # of the worlds lose the first machine, or all processes of the only one
 
 
 def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
@@ -25,10 +31,45 @@ def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+def deaths_of_coordinators(seed: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} deaths of coordinators")  # of its own, too
+    found: list[Fault] = [Kill(chance.randrange(events), Role.of(NURSERY))] if chance.random() < ALL_DIE else []
+    for _ in range(chance.choice((0, 0, 0, 1, 2))):
+        within, untold = chance.choice((None, 0, 1, 2, 3, 5)), chance.random() < 0.5
+        start_s = chance.choice((0.0, 0.0, 0.05))
+        found.append(Kill(chance.randrange(events), Role("coordinator"), start_s, steps=within, untold=untold))
+    return tuple(found)
+
+
+class Retelling:
+    """What the coordinator does: who goes on in another's place may do the last of it again, and it counts once."""
+
+    def __init__(self) -> None:
+        self._notes: list[Effect] = []
+        self._sent: dict[Node, int] = {}
+
+    def repeats(self, host: Host, what: object) -> bool:
+        if isinstance(what, Transmit):
+            number, newest = what.frame.number, self._sent.get(what.to, 0)
+            self._sent[what.to] = max(number, newest)
+            return not what.again and 0 < number <= newest
+        if not isinstance(what, Note):
+            return False
+        number = cast("CoordinatorPhantom", host).told
+        if number < len(self._notes):
+            if repr(self._notes[number]) != repr(what):  # NaN is not NaN
+                raise Broken("I20", f"{what} is told in place of {self._notes[number]}")
+            return True
+        if number > len(self._notes):
+            raise Broken("I20", f"{what} is told after {number} others, of which {len(self._notes)} are known")
+        self._notes.append(what)
+        return False
+
+
 class MortalJournal(Journal):
     def __init__(self) -> None:
         super().__init__(bytearray(self.size(STATE_BYTES)))
-        self.dies_after: int | None = None  # steps of the effects of an event that has more
+        self.dies_after: int | None = None  # steps of the effects of an event that has so many
         self.untold = False  # the last of them is not in the journal
         self.dead = False  # by that
 
@@ -41,7 +82,7 @@ class Mortal(Journaled):
     def on(self, event: Event, now: float) -> list[Effect]:
         effects, journal = super().on(event, now), self._journal
         total, most = sum(map(steps, effects)), journal.dies_after
-        if most is None or total <= most:
+        if most is None or total < most or not total:
             journal.did(total)
             return effects
         journal.dead, journal.dies_after = True, None

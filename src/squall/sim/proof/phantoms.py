@@ -11,7 +11,7 @@ payload that has not come, or is not the one that its message tells of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -51,7 +51,9 @@ class PhantomHosts:
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
         self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that has come in pieces
-        self.notes: list[Note] = []
+        self.notes: list[Note] = []  # that are in the record
+        self.together = 1  # notes that are written into it at once
+        self.unwritten: Callable[[], Sequence[Note]] = lambda: ()
         self.published: list[PublishSnapshot] = []
         self.computed = first  # computations so far
         self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
@@ -66,8 +68,7 @@ class PhantomHosts:
         self.best: tuple[float, float] | None = None  # the loss that was told, and that of the weights that were kept
         self.prices: dict[type[Effect], Price] = {
             effects.Compute: lambda node, effect, begins: self.compute_s(node),
-            effects.EvaluateModel: lambda node, effect, begins: COMPUTE_S,
-            effects.WriteSnapshot: lambda node, effect, begins: COMPUTE_S,
+            **dict.fromkeys((effects.EvaluateModel, effects.WriteSnapshot), lambda node, effect, begins: COMPUTE_S),
         }
 
     def enter(self, world: World, seed: int) -> None:
@@ -93,7 +94,7 @@ class PhantomHosts:
 
     def noted(self, kind: type[N]) -> list[N]:
         """The notes of a kind that the coordinator has made."""
-        return [note for note in self.notes if isinstance(note, kind)]
+        return [note for note in (*self.notes, *self.unwritten()) if isinstance(note, kind)]
 
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
@@ -253,30 +254,47 @@ class EvaluatorPhantom(Phantom):
                 return events.WeightsKept()
         return None
 
-    def _loss(self, buffer: int) -> float:
-        """Of what lies in the buffer: now better, now worse, and never the same of other weights."""
+    def _loss(self, buffer: int) -> float:  # now better, now worse, and never the same of other weights
         return crc32(repr(self.memory.weights[self.node.index, buffer]).encode()) / 2**32
 
 
 class CoordinatorPhantom(Phantom):
+    """The record knows how many notes are in it: who goes on in another's place adds none of them again."""
+
     def __init__(self, hosts: PhantomHosts, node: Node) -> None:
         super().__init__(hosts, node)
-        self._came: dict[tuple[int, int], list[tuple[int, int, File]]] = {}  # pieces
+        self._came: dict[tuple[int, int], dict[int, tuple[int, int, File]]] = {}  # pieces, which lie in files
+        self.told = 0  # notes so far
+        self._waiting: list[tuple[int, Note]] = []
+        hosts.unwritten = lambda: [note for number, note in self._waiting if number > len(hosts.notes)]
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, Note):
-            self.hosts.notes.append(effect)
-        elif isinstance(effect, PublishSnapshot):
-            self.hosts.published.append(effect)
-        elif isinstance(effect, WritePiece):
+        if isinstance(effect, WritePiece):
             return self._write(effect)
+        if isinstance(effect, Note):
+            self.told += 1
+            self._waiting.append((self.told, effect))
+        if not isinstance(effect, Note) or len(self._waiting) >= self.hosts.together:
+            self.hosts.notes += [note for number, note in self._waiting if number > len(self.hosts.notes)]
+            self._waiting = []
+        if isinstance(effect, PublishSnapshot):
+            self.hosts.published += [effect] if effect not in self.hosts.published else []
         return None
+
+    def keeps(self) -> dict[str, object]:
+        return {"told": (self.told, self._waiting)}
+
+    def take_again(self, kept: dict[str, Any], since: Sequence[tuple[Effect, float]]) -> None:
+        self.told, self._waiting = kept["told"]
+        for effect, now in since:
+            if isinstance(effect, Note | PublishSnapshot):
+                self.perform(effect, now)
 
     def _write(self, effect: WritePiece) -> Event:
         number, part = effect.piece.number, effect.part
-        came = self._came.setdefault((number, part), [])
+        came = self._came.setdefault((number, part), {})
         torn = self.memory.torn("piece", effect.shard, 0, effect.shard)
-        came.append((-1, -1, NOTHING) if torn else self.memory.pieces[effect.shard])
-        if came == [(number, i, came[0][2]) for i in range(PIECES)]:
+        came[effect.piece.start] = (-1, -1, NOTHING) if torn else self.memory.pieces[effect.shard]
+        if list(came.values()) == [(number, i, came[0][2]) for i in range(PIECES)]:
             self.hosts.arrived[number, part] = came[0][2]
         return events.PieceWritten(part, number, self.hosts.disk(number))

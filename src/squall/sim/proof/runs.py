@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple, cast
 
 from squall.protocol.best import Goal
 from squall.protocol.collective.coordinator import CollectiveCoordinator
-from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.effects import PublishSnapshot, Transmit
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.frames import Frame
@@ -20,36 +17,27 @@ from squall.protocol.link import Linked
 from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Evaluate
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, WeightsMeasured
 from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.policy import MachineRoom, Policy
 from squall.protocol.replica import Replica
-from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
-from squall.protocol.sandblaster.method import MethodState
-from squall.protocol.sandblaster.portions import Balance
-from squall.protocol.sandblaster.replica import BatchReplica
-from squall.protocol.sandblaster.shard import BatchShard
+from squall.protocol.sandblaster.coordinator import BatchCoordinator
 from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties
 from squall.runtime.driver import Host
 from squall.runtime.world_nodes import Premises
-from squall.sim.proof.batch_invariants import BatchAuditor
-from squall.sim.proof.batch_phantoms import BatchPhantomHosts
 from squall.sim.proof.broken import Broken, Watcher
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
-from squall.sim.proof.group_invariants import GroupAuditor
-from squall.sim.proof.group_phantoms import GroupPhantomHosts, MemberPhantom, Weights
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
-from squall.sim.proof.mortal import Mortal, MortalJournal
-from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling
+from squall.sim.proof.phantoms import CoordinatorPhantom, Phantom, PhantomHosts, ShardPhantom
 from squall.sim.proof.positions import restored
-from squall.sim.proof.share_phantoms import SharePhantom
 from squall.sim.proof.spread import FirstPart, Follower
-from squall.strategies.work import BatchMethod, Loop
+from squall.strategies.work import Loop
 
 ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
 
@@ -93,7 +81,9 @@ class ChaoticRun(ABC):
         self.hosts = self._kind_of_hosts(self.recipe, now, self.computed)
         self.hosts.best, self.hosts.travels = self.best, self.chaos.travels and self.chaos.machines == 1
         self.hosts.machine = machine
-        self.journals: dict[Node, MortalJournal] = {}  # of shards, which outlive them
+        self.journals: dict[Node, MortalJournal] = {}  # which outlive their processes
+        self._held: dict[Node, Phantom] = {}  # what these leave to their successors
+        self._retelling = Retelling()
         self._asked = -1  # the evaluation that the record was told of last
         self._begin()
 
@@ -124,11 +114,15 @@ class ChaoticRun(ABC):
             if told != kept or self._least < kept:
                 raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
+    def repeats(self, what: object) -> bool:
+        """The coordinator does again what the one before it has done."""
+        return self._retelling.repeats(self._held[COORDINATOR], what)
+
     def member(self, node: Node) -> tuple[Linked, Host]:
         """A new process: its machine and its host."""
-        old = self.hosts.shards[node.index] if node in self.journals else None  # what it holds outlives its process
+        old = self._held.get(node)  # what it holds outlives its process
         if old is not None and self.journals[node].begun:
-            return self.journals[node].succeed(old.version), old
+            return self._successor(node, old), old
         chaos, shards = self.chaos, self.recipe.shards
         if node.role == "part" and not shards:
             return Linked(Follower(node)), Premises()
@@ -149,9 +143,24 @@ class ChaoticRun(ABC):
             case _:
                 machine = self._machine(node)
         linked = FirstPart(machine) if shards and self.hosts.others(node) else Linked(machine)
-        if node.role == "shard" and self._policy.succeeds:
-            linked = Mortal(machine, self.journals.setdefault(node, MortalJournal()))
-        return linked, old or self.hosts.host(node, self._version, file)
+        host = old or self.hosts.host(node, self._version, file)
+        if node == COORDINATOR or (node.role == "shard" and self._policy.succeeds):
+            journal = self.journals.setdefault(node, MortalJournal())
+            journal.keeps, self._held[node] = host.keeps, host
+            linked = Mortal(machine, journal)
+        return linked, host
+
+    def _successor(self, node: Node, held: Phantom) -> Linked:
+        journal = self.journals[node]
+        linked = journal.succeed(held.version if isinstance(held, ShardPhantom) else 0)
+        if isinstance(held, CoordinatorPhantom):
+            held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
+            self._coordinator = cast("LoopCoordinator", linked.machine)
+        return linked
+
+    @property
+    def shards_succeed(self) -> bool:
+        return self._policy.succeeds
 
     def _part(self, replica: Node) -> int:
         """Whether it is the first of several that exchange by themselves."""
@@ -219,80 +228,3 @@ class ChaoticLoopRun(ChaoticRun):
 
     def finished(self, lives: int, spoilt: bool) -> None:
         self._auditor.finished(lives, self._coordinator.trained)
-
-
-class ChaoticGroupRun(ChaoticRun):
-    """A run of all-reduce. What a snapshot holds is the weights of the member that has written it."""
-
-    hosts: GroupPhantomHosts
-    _kind_of_hosts = GroupPhantomHosts
-    _auditor: GroupAuditor
-    _coordinator: CollectiveCoordinator
-
-    def __init__(self, chaos: Chaos) -> None:
-        super().__init__(chaos)
-        self._limits = Limits(epochs=chaos.epochs)
-        self._auditor = GroupAuditor()
-        self._weights = Weights()  # that a life begins with
-
-    def _begin(self) -> None:
-        chaos, saved = self.chaos, self.saved
-        self.hosts.travels = False
-        if chaos.scripted and not self.recipe.divided:
-            self.hosts.logs, self.hosts.leaves_out = True, leaves_out
-        self.hosts.kind, self.hosts.begun = SharePhantom if self.recipe.divided else MemberPhantom, self._weights
-        leases, number = Leases(chaos.examples, chaos.batch_size, self._limits), 0
-        if saved is not None:
-            leases, number = restored(saved.manifest, chaos.batch_size, self._limits), saved.manifest.number
-        divided = self.recipe.divided
-        self._coordinator = CollectiveCoordinator(self._policy, leases, self._weights.clock, number, divided)
-        self._auditor.begin(self.hosts, self._coordinator, self._weights)
-
-    def _machine(self, node: Node) -> Machine:
-        begun = self._weights.clock, self._weights.examples
-        return CollectiveReplica(node, self.chaos.replicas, *begun, address=ADDRESS, divided=self.recipe.divided)
-
-    def over(self) -> None:
-        super().over()
-        if self.hosts.published:
-            self._weights = self.hosts.written[self.hosts.published[-1].number]
-
-    def finished(self, lives: int, spoilt: bool) -> None:
-        self._auditor.finished(self.chaos.examples, self.chaos.epochs, self._coordinator.trained)
-
-    def tear(self, seconds: float) -> None:
-        """Break the newest group, and all that form so long."""
-        self.hosts.circle.tear(seconds)
-
-
-class ChaoticBatchRun(ChaoticRun):
-    """A run of a method that looks at whole batches."""
-
-    hosts: BatchPhantomHosts
-    _kind_of_hosts = BatchPhantomHosts
-    _auditor: BatchAuditor
-
-    def __init__(self, chaos: Chaos) -> None:
-        super().__init__(chaos)
-        self._auditor = BatchAuditor(self.recipe, chaos.examples)
-
-    def _begin(self) -> None:
-        chaos, saved, method = self.chaos, self.saved, self.recipe.work
-        assert isinstance(method, BatchMethod)
-        balance = Balance(chaos.batch_size, method.push_every, method.backup)
-        limits = Limits(epochs=chaos.epochs if method.rules.sampled else None)
-        state, trained, number = MethodState(), 0, 0
-        if saved is not None:
-            ledger, number = saved.manifest.ledger, saved.manifest.number
-            state, trained = msgspec.convert(ledger["method"], MethodState), msgspec.convert(ledger["trained"], int)
-        work = BatchWork(method.rules, chaos.examples, method.examples, balance, limits)
-        self._coordinator = coordinator = BatchCoordinator(self._policy, work, state, trained, number)
-        self._auditor.begin(self.hosts, coordinator, saved.files if saved is not None else None)
-
-    def _machine(self, node: Node) -> Machine:
-        if node.role == "shard":
-            return BatchShard(node.index, self._version, self._examples)
-        return BatchReplica(node, self.recipe.shards, address=ADDRESS, part=self._part(node))
-
-    def finished(self, lives: int, spoilt: bool) -> None:
-        self._auditor.finished(spoilt)

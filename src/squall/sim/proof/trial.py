@@ -16,8 +16,9 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, Node, whole
+from squall.protocol.nodes import COORDINATOR, NURSERY, Node, whole
 from squall.protocol.policy import SAVE_WITHIN_S
+from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.driver import Host
 from squall.runtime.wire import Conditions
 from squall.runtime.world import World
@@ -32,13 +33,10 @@ from squall.sim.proof.faults import (
     Fault,
     FaultyWire,
     FullDisk,
-    Jam,
     Kill,
     Lie,
-    MachineComes,
     MachineGone,
-    MachineLeaves,
-    Partition,
+    OfMachines,
     Pause,
     Role,
     Skew,
@@ -52,7 +50,8 @@ from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.mortal import dies_within, fallen, spare
-from squall.sim.proof.runs import ChaoticBatchRun, ChaoticGroupRun, ChaoticLoopRun, ChaoticRun
+from squall.sim.proof.other_runs import ChaoticBatchRun, ChaoticGroupRun
+from squall.sim.proof.runs import ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
 RUNS: dict[type, type[ChaoticRun]] = {
@@ -118,7 +117,7 @@ class Trial:
         self.world.trace = self._trace
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
-        hosts.poison, hosts.disk = self._poison, self._disk
+        hosts.poison, hosts.disk, hosts.together = self._poison, self._disk, 3
         hosts.gone = self._machines.gone.__contains__
         hosts.cut_off = lambda one, other: self._wire.parted(one, other, self.world.now)
         if chaos.scripted:
@@ -146,13 +145,17 @@ class Trial:
         while not world.ended:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
-                if COORDINATOR not in world.processes:
+                if NURSERY not in world.processes:
                     spare(self.run.journals)
                     self._machines.orphan(max(world.now, self._healed_s))
                     return None
             self._check_progress()
             world.step()
             self.events += 1
+            if world.processes[NURSERY].end:
+                if self._deaths[Role.of(COORDINATOR)] < LOST_IN_A_ROW:
+                    raise Broken("I5", "the coordinator is not succeeded")
+                return None
             self._meet_started()
             for node in fallen(self.run.journals):
                 self._strike(Role.of(node))
@@ -177,7 +180,8 @@ class Trial:
 
     def _check_progress(self) -> None:
         world = self.world
-        began = max(self._stopped_at, world.processes[COORDINATOR].busy_until)  # one that stands still is killed
+        coordinator = world.processes.get(COORDINATOR)  # one that stands still is killed
+        began = max(self._stopped_at, coordinator.busy_until if coordinator is not None else world.now)
         asked = self._files.asked_at + SAVE_WITHIN_S / self._rate  # behind one that has come by a slow link
         if world.now > max(began + self._stop_within_s, max(asked, self._files.waited_for) + SLACK_S):
             raise Broken("I8", f"it still goes on {world.now - began:.2f} s after the stop")
@@ -191,7 +195,7 @@ class Trial:
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
         had, loses = self._excused, self._machines.silenced
-        excused = excuses(self.chaos, end, had, self._deaths, loses, succeeded=bool(self.run.journals))
+        excused = excuses(self.chaos, end, had, self._deaths, loses, succeeded=self.run.shards_succeed)
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
         severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
@@ -212,13 +216,15 @@ class Trial:
         match fault:
             case Weather() | Cut():
                 self._wire.begin(fault, self.world.now)
-            case Partition() | Jam() | MachineGone() | MachineLeaves() | MachineComes():
-                if not self._machines.cause(fault):
-                    self.happened[kind] -= 1
+            case _ if isinstance(fault, OfMachines):
+                self.happened[kind] -= not self._machines.cause(fault)
             case Pause(_, seconds, part):
                 self._machines.silenced |= part.role == "nursery"
                 for node in self._nodes(part):
                     self.world.pause(node, seconds)
+            case Kill(_, Role("nursery", 0)):  # with all that was there, and the launching process
+                for node in (NURSERY, *self._machines.there(0)):
+                    self.world.kill(node)
             case Kill(_, Role("nursery", machine)):  # the kernel kills what it has forked
                 self._machines.cause(MachineGone(fault.at, machine))
             case Kill():
@@ -236,7 +242,7 @@ class Trial:
             case Tear(_, seconds) if isinstance(self.run, ChaoticGroupRun):
                 self.run.tear(seconds)
             case UserStop():
-                self.world.post(COORDINATOR, StopRequested("interrupted"))
+                self.world.post(NURSERY, StopRequested("interrupted"))
                 self._stopped_at = min(self._stopped_at, self.world.now)
 
     def _kill(self, fault: Kill) -> None:
@@ -264,7 +270,7 @@ class Trial:
         """Whether a loop ends the training here. In a real run the nursery then tells the coordinator."""
         breaks = number == self.chaos.breaks_at
         if breaks:
-            self.world.post(COORDINATOR, StopRequested("a loop takes no more batches", wanted=True))
+            self.world.post(NURSERY, StopRequested("a loop takes no more batches", wanted=True))
         return breaks
 
     def _disk(self, number: int) -> str:
@@ -281,6 +287,8 @@ class Trial:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
+        if node == COORDINATOR and self.run.repeats(what):
+            return
         self._machines.watch(node, what)
         self._manners.watch(node, what)
         self._files.watch(now, node, what)
