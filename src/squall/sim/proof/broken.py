@@ -26,6 +26,7 @@ INVARIANTS = {
     "I17": "a member of a group announces each batch to its loaders before it steps on it",
     "I18": "each example is answered once, and what counts is on the disk",
     "I19": "who is said to be waited for is who lets others go on, and machines tell of their own processes alone",
+    "I20": "what is left out for NaN or Inf gave it twice, is no more than may be, and only more than that ends a run",
 }
 
 
