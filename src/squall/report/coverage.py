@@ -87,8 +87,7 @@ class EpochAudit:
         return not self._never and not self.repeated and not self.skipped and not self.quarantined
 
     def __str__(self) -> str:
-        trained = sum(len(span) for span in self.spans if span.times)
-        name = _name(self, self.last)
+        trained, name = sum(len(span) for span in self.spans if span.times), _name(self, self.last)
         if self.finished:
             text = f"{name}: {trained:,} of {plural(self.examples, self.noun)} {self.done}."
         else:
