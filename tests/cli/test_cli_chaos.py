@@ -23,12 +23,12 @@ def chaos(run_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
-def test_a_run_whose_replicas_and_shards_are_killed_keeps_its_promises(run_dir: Path, strategy: str) -> None:
-    flags = ["--kill", "replica", "--kill", "evaluator", "--every", "500ms", "--seconds", "3", "--strategy", strategy]
+def test_a_run_whose_processes_are_killed_keeps_its_promises(run_dir: Path, strategy: str) -> None:
+    flags = ["--kill", "replica", "--kill", "evaluator", "--every", "1500ms", "--seconds", "6", "--strategy", strategy]
     ended = chaos(run_dir, *flags, "--replicas", "2", "--snapshot-every-s", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     hits = re.findall(r"^ +[\d.]+ s  (replica \d|evaluator) \(pid \d+\) is killed$", ended.stdout, re.MULTILINE)
-    assert len(hits) >= 3, ended.stdout
+    assert len(hits) >= 2, ended.stdout
     assert f"{len(hits)} faults, " in ended.stdout
     assert re.search(r"No example was missed in \d+ finished epochs", ended.stdout)
     assert re.search(r"without an update: \S+ \w+ \(median\), \S+ \w+ \(worst\)", ended.stdout)

@@ -95,16 +95,15 @@ class Outcome:
             f" {self.dealt_again:,} examples dealt again, {self.repeated:,} trained more than once"
         )
         if waits:
-            told.append(
-                f"without an update: {_seconds(statistics.median(waits))} (median), {_seconds(max(waits))} (worst)"
-            )
+            median, worst = map(seconds_in_words, (statistics.median(waits), max(waits)))
+            told.append(f"without an update: {median} (median), {worst} (worst)")
         if self.ended not in ("finished", ""):
             told.append(f"in no snapshot: {self.unsaved:,} of {self.examples:,} examples")
         told.append("The promises held." if not self.broken else "NOT as promised: " + "; ".join(self.broken) + ".")
         return "\n".join(told)
 
 
-def _seconds(seconds: float) -> str:
+def seconds_in_words(seconds: float) -> str:
     if math.isinf(seconds):
         return "the run ended"
     return f"{1e3 * seconds:.0f} ms" if seconds < 1 else clock(seconds)

@@ -8,7 +8,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,10 +59,14 @@ class Trial:
     injuries: list[Injury] = field(default_factory=list)
     interrupted: bool = False
 
-    def go(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Outcome:
+    def go(self, command: Sequence[str], output: int | None = None) -> Outcome:
+        """`output`: what both outputs of the command lead to; None: to those of this process."""
         with tempfile.TemporaryDirectory(prefix="squall-chaos-") as home:
-            own = {**(os.environ if environment is None else environment), "TMPDIR": home}
-            with subprocess.Popen(command, env=own) as run, closing(Updates(self.directory)) as self._updates:
+            own = {**os.environ, "TMPDIR": home}
+            with (
+                subprocess.Popen(command, env=own, stdout=output, stderr=output) as run,
+                closing(Updates(self.directory)) as self._updates,
+            ):
                 self._family = Family(run.pid)
                 self._chance = random.Random(self.plan.seed)
                 self._began = self._moved_at = self._looked_at = -math.inf
