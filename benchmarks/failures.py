@@ -95,23 +95,27 @@ class Case:
 def cases() -> list[Case]:
     roles = ("replica", "shard", "evaluator", "coordinator", "nursery")
     found = [
-        Case(f"a {role} is killed", "while it trains", Fault(KILL, role), strategy)
+        Case(f"{_a(role)} is killed", "while it trains", Fault(KILL, role), strategy)
         for role in roles for strategy in STRATEGIES
     ]  # fmt: skip
     found += [
-        Case(f"a {role} is killed", "as it starts", Fault(KILL, role), moment=starting)
+        Case(f"{_a(role)} is killed", "as it starts", Fault(KILL, role), moment=starting)
         for role in roles if role != "evaluator"
     ]  # fmt: skip
     found += [
-        Case(f"a {role} is killed", "while a snapshot is written", Fault(KILL, role), moment=saving)
+        Case(f"{_a(role)} is killed", "while a snapshot is written", Fault(KILL, role), moment=saving)
         for role in ("replica", "shard", "coordinator")
     ]  # fmt: skip
     found += [
-        Case(f"a {role} stands still for {LASTING_S:g} s", "while it trains", Fault(PAUSE, role), strategy)
+        Case(f"{_a(role)} stands still for {LASTING_S:g} s", "while it trains", Fault(PAUSE, role), strategy)
         for role in ("replica", "shard", "coordinator") for strategy in STRATEGIES
     ]  # fmt: skip
     full = f"the disk is full for {LASTING_S:g} s"
     return found + [Case(full, "while it trains", Fault(FILL_DISK), strategy) for strategy in STRATEGIES]
+
+
+def _a(role: str) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
 def table(measured: Sequence[Case]) -> str:

@@ -8,7 +8,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from squall.chaos.processes import Family
 from squall.chaos.updates import Updates
 
 POLL_S = 0.01
-LOOK_EVERY_S = 0.1  # for new processes
+LOOK_EVERY_S = 0.25  # for new processes
 GONE_WITHIN_S = 5.0  # that processes have to be gone, when the command has ended
 SPREAD = 0.5  # of the time between faults, by which they come earlier or later
 
@@ -62,7 +62,7 @@ class Trial:
     def go(self, command: Sequence[str], output: int | None = None) -> Outcome:
         """`output`: what both outputs of the command lead to; None: to those of this process."""
         with tempfile.TemporaryDirectory(prefix="squall-chaos-") as home:
-            own = {**os.environ, "TMPDIR": home}
+            own, before = {**os.environ, "TMPDIR": home}, set(_shared())
             with (
                 subprocess.Popen(command, env=own, stdout=output, stderr=output) as run,
                 closing(Updates(self.directory)) as self._updates,
@@ -73,7 +73,7 @@ class Trial:
                 self._next_at = math.inf if self.plan.begun else -math.inf
                 self._heals: list[tuple[float, Injury]] = []
                 self._attend(run)
-            left = [*self._left(), *(path.name for path in Path(home).glob("squall-*"))]
+            left = [*self._left(), *map(str, Path(home).glob("squall-*")), *map(str, set(_shared()) - before)]
         outcome = Outcome(self.directory, run.returncode, self.injuries, left)
         if outcome.ended != "finished" and self.injuries:
             self.injuries[-1].without_s = math.inf
@@ -143,3 +143,8 @@ class Trial:
             with suppress(ProcessLookupError):
                 os.kill(found.pid, 9)
         return [str(found) for found in living]
+
+
+def _shared() -> Iterator[Path]:
+    """Shared memory that has a name."""
+    return Path("/dev/shm").glob("squall-*")
