@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import squall
+from squall.cli import main
 from squall.record.rows import EventRow, SkipRow
 from squall.report import Reader
 from squall.report.coverage import audit
@@ -154,6 +155,17 @@ def test_a_batch_that_stays_nan_is_left_out_and_named_and_the_run_is_replayed(
     assert len(texts) == 2
     assert "Left out as they gave NaN or Inf twice" in write_report(run_dir).read_text()
     assert "the same, bit for bit" in str(squall.replay(run_dir, check=True))
+
+
+def test_a_run_that_has_stopped_at_a_batch_goes_on_without_it(inline: Fit, run_dir: Path) -> None:
+    task = regression(normalized, train=numbered(), loss=poisoned(times=1000)[0])
+    with pytest.raises(squall.NotFinite):
+        inline(task, DOWNPOUR, epochs=2, run_dir=run_dir)
+    assert main(["resume", str(run_dir), "--on-nan", "skip", "--as-it-was"]) == 0
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        found = audit(reader)
+    assert [sum(map(len, epoch.quarantined)) for epoch in found.epochs] == [16, 16]
+    assert found.complete
 
 
 def test_more_than_may_be_left_out_end_the_run(inline: Fit, run_dir: Path) -> None:
