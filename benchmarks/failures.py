@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import shutil
 import statistics
 import subprocess
@@ -118,12 +119,13 @@ def _a(role: str) -> str:
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
-def table(measured: Sequence[Case]) -> str:
+def table(measured: Sequence[Case], load: float) -> str:
+    """`load`: the most that the machine had meanwhile."""
     head = (
         "| what | when | strategy | times | what happens | without an update: median | worst | examples lost | examples"
     )
     lines = [
-        f"Commit {commit()}, {datetime.date.today().isoformat()}, {machine()}.", "",
+        f"Commit {commit()}, {datetime.date.today().isoformat()}, {machine()}; its load was {load:.0f} at most.", "",
         f"{head} trained again |", "|---|---|---|---|---|---|---|---|---|", *(case.row for case in measured), "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -132,12 +134,14 @@ def table(measured: Sequence[Case]) -> str:
 def main() -> None:
     measured = cases()
     home = Path(tempfile.mkdtemp(prefix="failures-"))
+    load = 0.0
     for case in measured:
         case.measure(home)
+        load = max(load, os.getloadavg()[0])
         print(case.row, flush=True)
     text = FILE.read_text()
     before, _, rest = text.partition(BEGIN)
-    FILE.write_text(f"{before}{BEGIN}{table(measured)}{END}{rest.partition(END)[2]}")
+    FILE.write_text(f"{before}{BEGIN}{table(measured, load)}{END}{rest.partition(END)[2]}")
     shutil.rmtree(home)
     print(f"written to {FILE}")
 
