@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts would compile the whole of Squall
 
-.PHONY: train test promises deep check browser soak chaos bench docs clean
+.PHONY: train test promises deep check browser soak chaos failures bench docs clean
 
 train: $(READY)  ## train the digits example: 2 replicas, 1 shard, in separate processes
 	$(BIN)/squall train examples/digits.py
@@ -41,6 +41,9 @@ soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one 
 
 chaos: $(READY)  ## real runs under random faults, COUNT of them (default 200); SEED is the day's unless it is given
 	$(BIN)/python -m tests.chaos $(if $(COUNT),--faults $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+failures: $(READY)  ## what happens when processes of a run fail, measured: writes docs/failures.md, in some ten minutes
+	$(BIN)/python -m benchmarks.failures
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

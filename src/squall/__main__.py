@@ -7,6 +7,7 @@ import threading
 from typing import NoReturn
 
 from squall.cli import main
+from squall.runtime.disk import Telling
 
 
 def entry() -> NoReturn:
@@ -14,6 +15,7 @@ def entry() -> NoReturn:
 
     With torch that takes half a second to a second, for which nobody should wait behind Ctrl-C.
     """
+    sys.stderr = Telling(sys.stderr)
     status = main()
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter would
     atexit._run_exitfuncs()

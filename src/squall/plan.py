@@ -50,6 +50,11 @@ def make_plan(
     if settings.least_replicas is not None:
         fits = 1 <= settings.least_replicas <= recipe.replicas
         require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
+    if settings.on_nan != "stop" and (recipe.alone or not isinstance(recipe.work, Loop)):
+        raise ValueError(
+            f"on_nan is {settings.on_nan!r}, and {type(strategy).__name__} takes no step without a batch of its own:"
+            " leave it out, or use a strategy that deals leases and has shards, such as Downpour or Synchronous"
+        )
     asked = "the launcher is ray" if settings.launcher == "ray" else f"machines is {settings.machines}"
     if settings.several and (recipe.alone or settings.last_snapshots):
         what = type(strategy).__name__ if recipe.alone else f"keep_schedule {settings.keep_schedule!r}"

@@ -8,6 +8,7 @@ from typing import Any
 from squall.checks import require
 from squall.launchers.joining.address import parse_address
 
+QUARANTINED = 3  # batches of any epoch, at least, that `on_nan="skip"` leaves out before it ends the run
 LAUNCHERS = ("local", "inline", "ray")
 
 
@@ -45,6 +46,9 @@ class Settings:
             fetch.
         progress: show progress while the run goes on.
         live: serve a page that shows the run while it goes on, on 127.0.0.1, and print its link.
+        on_nan: what becomes of a batch that gives NaN or Inf twice. "stop": it ends the run. "skip": it is left out,
+            and named in the audit; of an epoch at most a thousandth of the batches, or three: the next one ends the
+            run. "skip:20": another limit. Skipping is not for AllReduce, SingleProcess and Sandblaster.
         tensorboard: write event files for TensorBoard into the run's directory, under tensorboard/, while the run goes
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
@@ -66,6 +70,7 @@ class Settings:
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
     keep_schedule: float | str | None = 2.0
+    on_nan: str = "stop"
     progress: bool = True
     tensorboard: bool = False
     live: bool = False
@@ -104,6 +109,9 @@ class Settings:
                 f"keep_schedule is {kept!r}: give gigabytes, 0 for none, None for all, or 'last:3' for what a replay"
                 " from the last three snapshots needs"
             )
+        kind, colon, count = self.on_nan.partition(":")
+        if self.on_nan != "stop" and not (kind == "skip" and (_counts(count) or not colon)):
+            raise ValueError(f"on_nan is {self.on_nan!r}: use 'stop', 'skip', or 'skip:20' for at most 20 an epoch")
         for name in ("lost_after_s", "seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             require(name, value, value is None or value > 0, "positive, or None")
@@ -119,10 +127,19 @@ class Settings:
         kind, _, count = self.keep_schedule.partition(":") if isinstance(self.keep_schedule, str) else ("", "", "")
         return int(count) if kind == "last" and count.isdecimal() else 0
 
+    def quarantine(self, batches: int) -> int:
+        """How many of so many batches of an epoch may be left out since they gave NaN or Inf twice."""
+        kind, _, count = self.on_nan.partition(":")
+        return int(count) if count else max(QUARANTINED, batches // 1000) if kind == "skip" else 0
+
     @property
     def given(self) -> int | None:
         """Cores of a machine that Ray gives; None: it gives none. Where only replicas decide, each has one."""
         return None if self.launcher != "ray" else (self.machines and self.cores) or 1
+
+
+def _counts(text: str) -> bool:
+    return text.isdecimal() and int(text) >= 1
 
 
 def with_given(settings: Settings | None, **given: Any) -> Settings:

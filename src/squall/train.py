@@ -52,6 +52,7 @@ def fit(
     patience: int | None = None,
     on_evaluation: OnEvaluation | None = None,
     parts: int | None = None,
+    on_nan: str | None = None,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
 ) -> Run:
@@ -74,6 +75,8 @@ def fit(
             updates of the weights, and of each metric. The run ends in order if it returns True; if it raises, the run
             ends with a snapshot, and the exception is raised here. A Ctrl-C waits until it returns.
         parts: processes of each replica, on which its model lies as `Task.split` says (`settings.parts` is the same).
+        on_nan: "stop" (the default), "skip" or "skip:20": what becomes of a batch that gives NaN or Inf twice
+            (`settings.on_nan` is the same).
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 
@@ -82,7 +85,7 @@ def fit(
         SquallError: the run ended with an error (see `squall.errors`).
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
-    settings = with_given(settings, seconds=seconds, parts=parts)
+    settings = with_given(settings, seconds=seconds, parts=parts, on_nan=on_nan)
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
     plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     code = Code(task=task, strategy=strategy, settings=settings, plan=plan)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import resource
 import shutil
 import signal
 import sqlite3
@@ -12,10 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from squall.chaos import faults as chaos
+from squall.chaos.faults import bring, send
+from squall.chaos.processes import ANY, Family, Found
 from tests.launchers.processes import Started
 
 GOES_ON, ENDS, STOPS, KILLED = 0, 1, 130, -signal.SIGKILL  # exit statuses of the launching process
@@ -35,21 +37,13 @@ class Scene:
         """The working directory of all of its processes."""
         return self.run.directory.parent
 
-    def pids(self, role: str = "") -> list[int]:
-        return [pid for title, pid in self.run.processes().items() if title.startswith(role)]
-
-    def pick(self, role: str = "") -> int | None:
-        found = self.pids(role)
+    def pick(self, role: str = ANY) -> Found | None:
+        found = sorted(self.family.of(role))
         return self.chance.choice(found) if found else None
 
-    def send(self, role: str, number: int) -> bool:
-        """False: there is no such process, or no more."""
-        pid = self.pick(role)
-        if pid is None:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-        return True
+    @cached_property
+    def family(self) -> Family:
+        return Family(self.run.process.pid)
 
     def pause(self) -> None:
         """Between a fault and its healing; nothing is waited for."""
@@ -67,20 +61,24 @@ class Fault:
     replayable: bool = True
 
 
-def kill(role: str, number: int = signal.SIGKILL) -> Callable[[Scene], bool]:
-    return lambda scene: scene.send(role, number)
+def strike(kind: str, role: str = ANY) -> Callable[[Scene], bool]:
+    """What `squall chaos` does, too."""
+
+    def bring_about(scene: Scene) -> bool:
+        injury = bring(chaos.Fault(kind, role), scene.family, scene.chance, 0.0)
+        if injury is not None and injury.heal is not None:
+            scene.pause()
+            injury.heal()
+        return injury is not None
+
+    return bring_about
 
 
-def pause(scene: Scene) -> bool:
-    """A machine that hangs for a while."""
-    pid = scene.pick()
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        scene.pause()
-        os.kill(pid, signal.SIGCONT)
-    return True
+def signalled(scene: Scene) -> bool:
+    victim = scene.pick("replica")
+    if victim is not None:
+        send(victim, signal.SIGRTMIN + 1)
+    return victim is not None
 
 
 def hog(scene: Scene) -> bool:
@@ -108,22 +106,6 @@ def lock_record(scene: Scene) -> bool:
     return True
 
 
-def full_disk(scene: Scene) -> bool:
-    """No process of the run can make a file longer, for a while."""
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    pids = scene.pids()
-
-    def limit(to: tuple[int, int]) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, to)
-
-    limit((1, resource.RLIM_INFINITY))
-    scene.pause()
-    limit(unlimited)
-    return bool(pids)
-
-
 def file(name: str) -> Callable[[Scene], bool]:
     """A fault that the task brings about itself."""
 
@@ -149,12 +131,11 @@ def hang(then: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
     """A process that never answers again, and somebody who then ends the run."""
 
     def stop(scene: Scene) -> bool:
-        pid = scene.pick()
-        if pid is None:
+        victim = scene.pick()
+        if victim is None:
             return False
-        scene.stopped.append(pid)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+        scene.stopped.append(victim.pid)
+        send(victim, signal.SIGSTOP)
         scene.pause()
         return then(scene)
 
@@ -174,17 +155,21 @@ def remove_directory(scene: Scene) -> bool:
 
 
 FAULTS = {
-    "kill a replica": Fault(kill("replica"), (GOES_ON,), repeats=True),
-    "kill the evaluator": Fault(kill("evaluator"), (GOES_ON,)),
-    "real-time signal to a replica": Fault(kill("replica", signal.SIGRTMIN + 1), (GOES_ON,), repeats=True),
-    "pause a process": Fault(pause, (GOES_ON,)),
+    "kill a replica": Fault(strike(chaos.KILL, "replica"), (GOES_ON,), repeats=True),
+    "kill the evaluator": Fault(strike(chaos.KILL, "evaluator"), (GOES_ON,)),
+    "real-time signal to a replica": Fault(signalled, (GOES_ON,), repeats=True),
+    "pause a process": Fault(strike(chaos.PAUSE), (GOES_ON,)),
     "work of others": Fault(hog, (GOES_ON,)),
     "lock the record": Fault(lock_record, (GOES_ON,)),
-    "full disk for a while": Fault(full_disk, (GOES_ON, ENDS), r"could not be written|cannot|space", replayable=False),
+    "full disk for a while": Fault(
+        strike(chaos.FILL_DISK), (GOES_ON, ENDS), r"could not be written|cannot|space", replayable=False
+    ),
     "a NaN": Fault(file("nan"), (GOES_ON,), repeats=True, replayable=False),
-    "kill a shard": Fault(kill("shard"), (GOES_ON, ENDS), r"shard \d.*squall resume", repeats=True),
-    "kill the coordinator": Fault(kill("coordinator"), (ENDS,), r"coordinator.* was lost.*squall resume", repeats=True),
-    "kill the nursery": Fault(kill("nursery"), (ENDS,), r"nursery.* was lost.*", repeats=True),
+    "kill a shard": Fault(strike(chaos.KILL, "shard"), (GOES_ON, ENDS), r"shard \d.*squall resume", repeats=True),
+    "kill the coordinator": Fault(
+        strike(chaos.KILL, "coordinator"), (ENDS,), r"coordinator.* was lost.*squall resume", repeats=True
+    ),
+    "kill the nursery": Fault(strike(chaos.KILL, "nursery"), (ENDS,), r"nursery.* was lost.*", repeats=True),
     "always NaN": Fault(file("always nan"), (ENDS,), r"NaN or Inf.*epoch \d+", repeats=True, replayable=False),
     "the task raises": Fault(file("raise"), (ENDS,), r"asked for", repeats=True, replayable=False),
     "remove the directory": Fault(remove_directory, (ENDS,), r"was removed|director", replayable=False),

@@ -29,7 +29,7 @@ def test_report_prints_an_object(inline: Callable[..., Run], capsys: Any) -> Non
     assert json.loads(capsys.readouterr().out) == found
     assert Path(page).exists()
     assert main(["report", path, "--json", "--audit"]) == 0
-    places: dict[str, object] = {"missed": [], "repeated": [], "skipped": []}
+    places: dict[str, object] = {"missed": [], "repeated": [], "skipped": [], "quarantined": []}
     part = {"first": 0, "last": 1, "examples": 90, "trained": 90, "finished": True, **places}
     found = {"complete": True, "absent": 0, "batches": "", "parts": [part]}
     assert json.loads(capsys.readouterr().out) == found

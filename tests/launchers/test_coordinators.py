@@ -70,8 +70,14 @@ def test_with_all_that_is_trained_counted_once(tmp_path: Path) -> None:
         assert not any(part.missed or part.repeated for part in audit(reader).parts)
 
 
-def test_on_several_machines_its_successor_is_called_at_the_same_address(tmp_path: Path) -> None:
-    with cluster(tmp_path, 2, "--replicas", "3", "--shards", "2", "--threads", "1", "--epochs", "100000") as found:
+SHARDS = ("--shards", "2")
+
+
+@pytest.mark.parametrize("flags", deep.sweep([SHARDS, ("--strategy", "all_reduce", "--evaluate-every-s", "0.3")], 1))
+def test_on_several_machines_its_successor_is_called_at_the_same_address(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with cluster(tmp_path, 2, "--replicas", "3", "--threads", "1", "--epochs", "100000", *flags) as found:
         found.event("started", "")
         kill(found.run)
         kill(found.run)

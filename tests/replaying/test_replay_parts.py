@@ -146,3 +146,17 @@ def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: P
     first, second = (squall.replay(run_dir, until=number) for number in (1, 2))
     assert (first.versions, second.versions) == ((1,), (2,))
     assert not same(first.model, second.model)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_parts_go_on_without_a_batch_that_gives_nan_twice(run_dir: Path) -> None:
+    data = TensorDataset(*numbers(96).tensors, torch.arange(96))
+    task = regression(staged, train=data, batch_size=12, split=squall.Pipeline(microbatches=6), loss=poisoned)
+    settings = replace(LOCAL, parts=2)
+    strategy = squall.Downpour(replicas=2, optimizer=SGD)
+    run = squall.fit(task, strategy, epochs=2, run_dir=run_dir, settings=settings, on_nan="skip")
+    assert run.summary().examples == 2 * (96 - 12)
+    assert "the same, bit for bit" in str(squall.replay(run_dir, check=True))
+    found = squall.replay(run_dir, around_nan=True).nan
+    assert found is not None
+    assert 40 in epoch_order(0, found.epoch, 96)[found.start : found.stop]

@@ -1,3 +1,4 @@
+import sqlite3
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,21 @@ def test_what_a_script_left_out_is_named_where_its_lease_went_on_and_else_dealt_
         "Epoch 0: 952 of 1,000 examples trained. Left out by the script: 48, at 0 to 15, 16 to 31, 384 to 399.",
         "Epochs 1 to 2: each of 1,000 examples trained exactly once.",
     ]
+
+
+def test_an_older_record_names_no_reason_of_what_was_left_out(tmp_path: Path) -> None:
+    left = lease(0, 0, 1000)
+    rows = [*state(epochs=1, examples_per_epoch=1000), left, SkipRow(left.lease, 0, 16, 32, 1, "nonfinite")]
+    path = write(tmp_path / "run.sqlite", rows)
+
+    def said() -> str:
+        with closing(Reader(path)) as reader:
+            return str(audit(reader)).partition(": 984 of 1,000 examples trained. ")[2]
+
+    assert said() == "Left out as they gave NaN or Inf twice: 16, at 16 to 31."
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE skip DROP COLUMN why")
+    assert said() == "Left out by the script: 16, at 16 to 31."
 
 
 def test_a_billion_examples_cost_no_more_than_ten() -> None:

@@ -61,7 +61,7 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.WorldVerdic
     for each in found:
         happened.update(each.faults)
     assert set(happened) == {
-        "Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "FullDisk", "UserStop", "Tear",
+        "Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "Rot", "FullDisk", "UserStop", "Tear",
         "Partition", "MachineGone", "MachineLeaves", "MachineComes", "Jam", "Lie",
     }  # fmt: skip
     assert min(happened.values()) > WORLDS // 20

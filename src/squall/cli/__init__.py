@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli import (
+    chaos,
     compare,
     distill,
     doctor,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     train, run, join, compare, resume, predict, distill, report, live, export, replay, measure, simulate, plan, doctor,
-    token,
+    chaos, token,
 )  # fmt: skip
 
 

@@ -55,6 +55,9 @@ def add_common(group: Any, parts: str) -> None:
     group.add_argument(
         "--shard-threads", type=int, default=1, metavar="N", help="torch threads of a shard (default: 1)"
     )
+    group.add_argument(
+        "--on-nan", default="stop", metavar="stop|skip:N", help="skip: a batch that gives NaN twice, N an epoch"
+    )
     add_machines(group)
     lost = "a machine is lost after S silent seconds"
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
@@ -77,8 +80,7 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_live(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs (default: 2 GB); last:3: from the last three snapshots on (no script, one"
-        " process, L-BFGS, optimizers of replicas)",
+        help="how much of what a replay needs (default: 2 GB); last:3: from the last three snapshots on",
     )  # fmt: skip
     return group
 

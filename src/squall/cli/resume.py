@@ -33,6 +33,9 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
     again.add_argument("--parts", type=int, metavar="N", help="another number of processes of each replica")
+    again.add_argument(
+        "--on-nan", metavar="stop|skip:N", help="what becomes of a batch that gives NaN twice, from now on"
+    )
     again.add_argument("--machines", type=int, metavar="N", help="so many machines, in place of those that it had")
     again.add_argument("--listen", metavar="HOST:PORT", help="where others reach this machine now")
     lost = "a machine is lost after S silent seconds"
@@ -76,7 +79,10 @@ def _settings(old: Settings, options: argparse.Namespace) -> Settings:
     parts = old.parts if options.parts is None else options.parts
     spread = old.spread_parts and parts > 1
     tensorboard = old.tensorboard or options.tensorboard
-    return dataclasses.replace(old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live)
+    on_nan = options.on_nan or old.on_nan
+    return dataclasses.replace(
+        old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live, on_nan=on_nan
+    )  # fmt: skip
 
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:

@@ -25,6 +25,7 @@ from squall.launchers.orders import MODULES, Facts, Member
 from squall.launchers.scripts import serve_script
 from squall.runtime.backward import resolve_device
 from squall.runtime.collective.process import import_beforehand
+from squall.runtime.disk import Telling
 from squall.runtime.interrupts import leave_signals
 from squall.runtime.optimizers import check_optimizers
 from squall.runtime.processes import die_with_parent
@@ -35,6 +36,7 @@ from squall.usercode.travelling import take_in
 def main(handle: int) -> None:
     """Entry point: `handle` is the launcher's pipe."""
     leave_signals()
+    sys.stderr = Telling(sys.stderr)
     torch.set_num_threads(1)  # a thread pool would not survive the forks
     launcher = ControlPipe(Connection(handle))
     try:

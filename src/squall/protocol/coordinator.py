@@ -228,11 +228,22 @@ class Coordinator(MachineStaffing):
     def _on_non_finite(self, sender: Node, message: NonFinite, now: float, effects: list[Effect]) -> None:
         batch = f"examples {message.start} to {message.stop} of epoch {message.epoch} (lease {message.lease})"
         text = f"replica {sender.index}: NaN or Inf in the loss or gradient of {batch}"
-        effects.append(notes.Remark("nonfinite", text + (", twice" if message.final else "; not applied, tried again")))
-        if message.final and not self.error:  # the first that fails is the one to look at
-            self._failure = "nonfinite"
-            self.error = text + ", and again when it was tried a second time; the weights before it are kept"
-            self._hurry(self.error, now, effects)
+        if not message.final:
+            effects.append(notes.Remark("nonfinite", f"{text}; not applied, tried again"))
+        elif self.error or not self._quarantined(sender, message, text, effects):
+            effects.append(notes.Remark("nonfinite", f"{text}, twice"))
+            if not self.error:  # the first that fails is the one to look at
+                self._failure = "nonfinite"
+                self.error = self._hopeless(message, text)
+                self._hurry(self.error, now, effects)
+
+    def _quarantined(self, sender: Node, message: NonFinite, text: str, effects: list[Effect]) -> bool:
+        """Whether training goes on without the batch."""
+        return False
+
+    def _hopeless(self, message: NonFinite, text: str) -> str:
+        """Why the run ends with this batch."""
+        return text + ", and again when it was tried a second time; the weights before it are kept"
 
 
 def _due(at: float | None, now: float) -> bool:

@@ -65,6 +65,7 @@ class GradientComputed(Event, frozen=True, gc=False):
     extras: dict[str, float] | None = None  # what the loss returned beside itself
     over: bool = True  # False: the loop may step on the batch again, until `BatchOver`
     inside: tuple[float, ...] = ()  # what the host has measured since it began, which goes into the record as it is
+    spoilt: bool = False  # neither are the weights finite that it was computed on
 
 
 class GroupJoined(Event, frozen=True, gc=False):

@@ -51,6 +51,7 @@ class Leases:
         self.held: dict[int, _Held] = {}
         self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once
+        self.quarantined: list[Range] = []  # batches that gave NaN or Inf twice, at least those of epochs under way
         self._next_id = 0
         self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended` or the next one
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
@@ -208,6 +209,7 @@ class Leases:
             "next_id": self._next_id,
             "remaining": [list(r) for r in sorted(remaining)],
             "held": {str(h.lease.id): _held_state(h) for h in self.held.values()},
+            "quarantined": [list(batch) for batch in self.quarantined if batch.epoch >= self.epochs_done()],
         }
 
     def extended(self, state: dict[str, object], progress: Mapping[str, int]) -> dict[str, object]:
@@ -231,6 +233,7 @@ class Leases:
         leases = cls(kept.examples, batch_size, limits)
         leases.epoch, leases.cursor, leases.trained = kept.epoch, kept.cursor, kept.trained
         leases._steps_dealt, leases._next_id = kept.steps, kept.next_id
+        leases.quarantined = list(kept.quarantined)
         remaining = kept.remaining
         for lease, upto in progress:
             held = kept.held.get(str(lease))

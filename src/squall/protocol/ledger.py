@@ -31,6 +31,7 @@ class Ledger(msgspec.Struct):
     remaining: list[Range] = []
     held: dict[str, _HeldState] = {}  # by lease
     since: dict[str, _HeldState] = {}  # alike: granted later, and partly in the files
+    quarantined: list[Range] = []  # batches of epochs under way that gave NaN or Inf twice
     dealt: list[int] = []  # with `since`: epoch, cursor, steps and next_id at the end
 
     @property

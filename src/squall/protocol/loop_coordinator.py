@@ -11,11 +11,23 @@ from squall.protocol.effects import Cause, Effect, Send
 from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
+from squall.protocol.ledger import Range
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied, common
-from squall.protocol.messages import Cover, Dropped, Grant, LeaseRequest, Left, Progress, Skip, SkipNoted, Stats
+from squall.protocol.messages import (
+    Cover,
+    Dropped,
+    Grant,
+    LeaseRequest,
+    Left,
+    NonFinite,
+    Progress,
+    Skip,
+    SkipNoted,
+    Stats,
+)
 from squall.protocol.nodes import Node
-from squall.protocol.notes import BatchLeftOut, LeaseEnded
+from squall.protocol.notes import BatchLeftOut, LeaseEnded, Remark
 from squall.protocol.policy import Policy
 
 
@@ -50,7 +62,7 @@ class LoopCoordinator(Coordinator):
                 self._on_progress(sender, covers, stats, now, effects)
             case Skip():
                 if sender in self.members.live:
-                    self._on_skip(sender, message, effects)
+                    self._leave_out(sender, message, effects)
             case Dropped(lease):
                 self._close(self.leases.drop(lease, sender), effects)
                 self._proceed(now, effects)
@@ -132,7 +144,7 @@ class LoopCoordinator(Coordinator):
             self._evaluations.ask(effects)
         self._look_for_end(now, effects)
 
-    def _on_skip(self, node: Node, skip: Skip, effects: list[Effect]) -> None:
+    def _leave_out(self, node: Node, skip: Skip, effects: list[Effect], nonfinite: bool = False) -> None:
         """What is left out of a lease that came to nothing is dealt again with it."""
         held = self.leases.held.get(skip.lease)
         if held is not None and held.holder == node:
@@ -141,8 +153,33 @@ class LoopCoordinator(Coordinator):
             if skip.epoch != held.lease.epoch or not after <= skip.start < skip.stop <= held.lease.stop:
                 raise Refusal(f"it leaves out {skip}, and has the next batch of {held.lease}")
             self._skips.setdefault(skip.lease, []).append((skip.start, skip.stop))
-            effects.append(BatchLeftOut(node, skip))
+            effects.append(BatchLeftOut(node, skip, nonfinite))
         effects.append(Send(node, SkipNoted()))
+
+    def _quarantined(self, sender: Node, message: NonFinite, text: str, effects: list[Effect]) -> bool:
+        """It is left out, unless that mends nothing, or as many of its epoch were that may be."""
+        at_most, batch = self.policy.quarantine, Range(message.epoch, message.start, message.stop)
+        known = self.leases.quarantined
+        count = len({batch, *self._quarantined_of(batch.epoch)})
+        if message.spoilt or count > at_most:
+            return False
+        if sender not in self.members.live:
+            return True  # it is dealt to others, who will tell
+        if batch not in known:  # else it was dealt again, as its holder died
+            known.append(batch)
+        effects.append(Remark("nonfinite", f"{text}, twice; left out, number {count} of at most {at_most} an epoch"))
+        self._leave_out(sender, Skip(message.lease, *batch), effects, nonfinite=True)
+        return True
+
+    def _quarantined_of(self, epoch: int) -> list[Range]:
+        return [batch for batch in self.leases.quarantined if batch.epoch == epoch]
+
+    def _hopeless(self, message: NonFinite, text: str) -> str:
+        why = super()._hopeless(message, text)
+        if message.spoilt and self.policy.quarantine:
+            return f"{why}; it is not left out: the weights are not finite, or have come through a step on it"
+        before = ", ".join(f"{batch.start} to {batch.stop}" for batch in self._quarantined_of(message.epoch))
+        return f"{why}; of this epoch were left out before it examples {before}" if before else why
 
     def _close(self, ended: LeaseEnded | None, effects: list[Effect]) -> None:
         if ended is not None:

@@ -145,13 +145,18 @@ class SkipNoted(Struct, frozen=True, tag="skip!", array_like=True, gc=False):
 
 
 class NonFinite(Struct, frozen=True, tag="nonfinite", array_like=True, gc=False):
-    """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too."""
+    """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too.
+
+    A final one waits for `SkipNoted` or `Stop`. `spoilt`: leaving the batch out would mend nothing, as the weights are
+    not finite either, or have come through a step on it.
+    """
 
     epoch: Count
     start: Count
     stop: Count
     lease: Count
     final: bool
+    spoilt: bool = False
 
 
 class Stop(Struct, frozen=True, tag="stop", array_like=True, gc=False):

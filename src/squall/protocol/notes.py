@@ -92,10 +92,11 @@ class LeaseEnded(Effect, frozen=True, gc=False):
 
 
 class BatchLeftOut(Effect, frozen=True, gc=False):
-    """A script's loop leaves these examples out."""
+    """A script's loop leaves these examples out, or the coordinator does, since they gave NaN or Inf twice."""
 
     node: Node
     batch: Skip
+    nonfinite: bool = False
 
 
 class IterationDone(Effect, frozen=True, gc=False):

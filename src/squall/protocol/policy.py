@@ -38,5 +38,8 @@ class Policy(msgspec.Struct, frozen=True):
     parts: int = 1  # of each replica
     spread_parts: bool | None = False  # over as many machines as there are, whatever room each has; None: over no two
     loaders: int = 0  # processes that load a replica's batches
+    quarantine: int = (
+        0  # batches of an epoch that are left out at most, as they give NaN or Inf twice; the next ends it
+    )
     succeeds: bool = False  # shards leave what their successors need
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

@@ -71,7 +71,7 @@ class Replica:
         self._epoch = 0  # of the newest batch
         self._computing_since = self._waiting_since = 0.0
         self._stopping = False
-        self._poisoned = False  # a batch failed twice: only Stop is waited for
+        self._poisoned = False  # the batch failed twice: the coordinator leaves it out or ends the run
         self._ended = False
 
     def on(self, event: Event, now: float) -> list[Effect]:
@@ -143,7 +143,9 @@ class Replica:
             if self._stopping and not self._ended:
                 self._leave(effects)
             return
-        if self._batch is not None or exchanges.must_wait or (self._poisoned and not self._stopping):
+        if self._poisoned and self._stopping:
+            self._batch = None
+        if self._batch is not None or exchanges.must_wait:
             return
         push, fetch = exchanges.push_due, exchanges.fetch_due
         if push or fetch:
@@ -195,7 +197,7 @@ class Replica:
         self._reports.tally.computed(event)
         self._waiting_since = now
         if not event.finite:
-            self._on_non_finite(batch, now, effects)
+            self._on_non_finite(batch, event.spoilt, now, effects)
             return
         examples, gathered = batch.stop - batch.start, exchanges.gathered
         exchanges.computed(examples, self._computing_since + event.seconds)
@@ -222,17 +224,16 @@ class Replica:
     def _on_skipped(self, now: float, effects: list[Effect]) -> None:
         """The coordinator knows: the batch has had its turn like any other, with nothing in the gradient."""
         batch, self._batch = self._batch, None
-        assert batch is not None
-        self._exchanges.gather(self._exchanges.gathered.and_none_of(Cover(batch.lease, batch.stop)))
-        self._waiting_since = now
-        self._proceed(now, effects)
+        if batch is not None:  # else it was told to stop meanwhile, and has given it up
+            self._exchanges.gather(self._exchanges.gathered.and_none_of(Cover(batch.lease, batch.stop)))
+            self._poisoned, self._waiting_since = False, now
+            self._proceed(now, effects)
 
-    def _on_non_finite(self, batch: Batch, now: float, effects: list[Effect]) -> None:
-        """Try the batch once more, on fresh weights; after that the coordinator ends the run."""
-        notice = NonFinite(batch.epoch, batch.start, batch.stop, batch.lease, final=self._retried)
-        effects.append(Send(COORDINATOR, notice))
-        if self._retried:
-            self._batch = None
+    def _on_non_finite(self, batch: Batch, spoilt: bool, now: float, effects: list[Effect]) -> None:
+        """Try the batch once more, on fresh weights; after that the coordinator leaves it out, or ends the run."""
+        final, spoilt = self._retried, spoilt or self._stepped
+        effects.append(Send(COORDINATOR, NonFinite(batch.epoch, batch.start, batch.stop, batch.lease, final, spoilt)))
+        if final:
             self._poisoned = True
             self._proceed(now, effects)  # Stop may have come before
             return

@@ -182,7 +182,7 @@ class LeaseRow:
 
 @dataclass(frozen=True, slots=True)
 class SkipRow:
-    """A script left examples ``[start, stop)`` of the epoch's order out.
+    """Examples ``[start, stop)`` of the epoch's order were left out: by a script, or since they gave NaN or Inf twice.
 
     It came to that if the lease was trained beyond them; else they were dealt again, in another lease.
     """
@@ -192,6 +192,7 @@ class SkipRow:
     start: int  # positions in the epoch's order
     stop: int
     replica: int
+    why: str = ""  # nonfinite; empty: a script's own reasons
 
 
 @dataclass(frozen=True, slots=True)

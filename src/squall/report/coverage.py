@@ -39,7 +39,8 @@ class EpochAudit:
     """One epoch, or all from `epoch` to `last`, which are alike; `spans` cover it in order, without gap or overlap.
 
     `owed`: the run says that positions below it are trained; it is 0 where the run promises nothing (yet).
-    `skipped`: what scripts have left out of it. `noun`: what leases count; a sampler's position may be any example.
+    `skipped`: what scripts have left out of it; `quarantined`: what was left out as it gave NaN or Inf twice.
+    `noun`: what leases count; a sampler's position may be any example.
     `done`: what happens to an example; what is answered knows no epochs.
     """
 
@@ -50,6 +51,7 @@ class EpochAudit:
     skipped: tuple[TrainedRange, ...] = ()
     noun: str = "example"
     done: str = TRAINING.done
+    quarantined: tuple[TrainedRange, ...] = ()
 
     def __len__(self) -> int:
         return self.last - self.epoch + 1
@@ -70,8 +72,8 @@ class EpochAudit:
 
     @property
     def _never(self) -> tuple[TrainedRange, ...]:
-        """Neither trained nor left out by a script."""
-        out = [(span.start, span.stop) for span in self.skipped]
+        """Neither trained nor left out."""
+        out = [(span.start, span.stop) for span in (*self.skipped, *self.quarantined)]
         known = [(span.start, span.stop) for span in self.spans if span.times]
         return tuple(span for span in spans_of([*out, *known], self.examples) if span.times == 0)
 
@@ -82,22 +84,21 @@ class EpochAudit:
     @property
     def exact(self) -> bool:
         """Whether every example was trained exactly once."""
-        return not self._never and not self.repeated and not self.skipped
+        return not self._never and not self.repeated and not self.skipped and not self.quarantined
 
     def __str__(self) -> str:
-        trained = sum(len(span) for span in self.spans if span.times)
-        name = _name(self, self.last)
+        trained, name = sum(len(span) for span in self.spans if span.times), _name(self, self.last)
         if self.finished:
             text = f"{name}: {trained:,} of {plural(self.examples, self.noun)} {self.done}."
         else:
             text = f"{name}, unfinished: {trained:,} of {self.examples:,} {self.done} so far."
-        if self.missed:
-            text += f" Never {self.done}: {_total(self.missed):,}, at {_places(self.missed)}."
-        if self.skipped:
-            text += f" Left out by the script: {_total(self.skipped):,}, at {_places(self.skipped)}."
-        if self.repeated:
-            text += f" {self.done.capitalize()} more than once: {_total(self.repeated):,}, at {_places(self.repeated)}."
-        return text
+        found = {
+            f"Never {self.done}": self.missed, "Left out by the script": self.skipped,
+            "Left out as they gave NaN or Inf twice": self.quarantined,
+            f"{self.done.capitalize()} more than once": self.repeated,
+        }  # fmt: skip
+        told = [f" {what}: {sum(map(len, spans)):,}, at {_places(spans)}." for what, spans in found.items() if spans]
+        return text + "".join(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +127,14 @@ class Audit:
         """`complete`, `absent`, `batches` and `parts`: epochs that are alike, each with its first and last epoch.
 
         Of each epoch of a part: how many `examples` it has, how many of them are `trained`, whether it is `finished`,
-        and where they were `missed`, `repeated` or `skipped`: [start, stop, times] in the epoch's order.
+        and where they were `missed`, `repeated`, `skipped` or `quarantined`: [start, stop, times] in the epoch's order.
         """
         parts = [
             {
                 "first": part.epoch, "last": part.last, "examples": part.examples, "finished": part.finished,
                 "trained": sum(len(span) for span in part.spans if span.times),
                 **{name: [[span.start, span.stop, span.times] for span in getattr(part, name)]
-                   for name in ("missed", "repeated", "skipped")},
+                   for name in ("missed", "repeated", "skipped", "quarantined")},
             }
             for part in self.parts
         ]  # fmt: skip
@@ -182,17 +183,23 @@ def audit(reader: Reader) -> Audit:
     elif state.get("ended") == "steps" and dealt:
         owed = divmod(dealt, size)
     found = []
-    skips: dict[int, list[TrainedRange]] = {}
-    for start, stop in reader.skipped(size):
-        skips.setdefault(start // size, []).append(TrainedRange(start % size, start % size + stop - start, 0))
+    left_out = [_by_first(reader.skipped(size, why), size) for why in ("", "nonfinite")]
     for first, last, spans in _by_epoch(coverage(reader.trained(size)), size, dealt) if size else ():
-        if any(span.times for span in spans) or first in skips:
+        if any(span.times for span in spans) or any(first in each for each in left_out):
             due = size if first < owed[0] else owed[1] if first == owed[0] else 0
-            found.append(EpochAudit(first, last, due, spans, tuple(skips.get(first, ())), noun, done))
+            skipped, quarantined = (tuple(each.get(first, ())) for each in left_out)
+            found.append(EpochAudit(first, last, due, spans, skipped, noun, done, quarantined))
         elif first <= owed[0] <= last and owed[1]:
             found.append(EpochAudit(owed[0], owed[0], owed[1], spans, noun=noun, done=done))
     known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])
     return Audit(tuple(found), absent=owed[0] - known, noun=noun, done=done)
+
+
+def _by_first(left_out: Iterable[tuple[int, int]], size: int) -> dict[int, list[TrainedRange]]:
+    found: dict[int, list[TrainedRange]] = {}
+    for start, stop in left_out:
+        found.setdefault(start // size, []).append(TrainedRange(start % size, start % size + stop - start, 0))
+    return found
 
 
 def _batches(reader: Reader, batch: int, strategy: str) -> str:
@@ -286,10 +293,6 @@ def _name(part: EpochAudit, last: int) -> str:
     if part.done == ANSWERING.done:
         return "The data"
     return f"Epoch {part.epoch}" if part.epoch == last else f"Epochs {part.epoch} to {last}"
-
-
-def _total(spans: tuple[TrainedRange, ...]) -> int:
-    return sum(map(len, spans))
 
 
 def _places(spans: tuple[TrainedRange, ...]) -> str:

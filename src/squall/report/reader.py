@@ -86,14 +86,17 @@ class Reader:
         except sqlite3.Error as error:
             raise record_error("read", self.path, error) from error
 
-    def skipped(self, size: int) -> list[tuple[int, int]]:
-        """What scripts left out, as ranges of positions that are counted as in `trained`."""
-        return sorted((epoch * size + start, epoch * size + stop) for _, epoch, start, stop, *_ in self._skips())
+    def skipped(self, size: int, why: str | None = None) -> list[tuple[int, int]]:
+        """What was left out, for that reason or any, as ranges of positions that are counted as in `trained`."""
+        found = [skip for skip in self._skips() if why is None or skip[-1] == why]
+        return sorted((epoch * size + start, epoch * size + stop) for _, epoch, start, stop, *_ in found)
 
-    def _skips(self) -> list[tuple[int, int, int, int, int, int]]:
-        """The skips that count, each with its lease, epoch, start and stop, and the lease's start and trained stop."""
+    def _skips(self) -> list[tuple[int, int, int, int, int, int, str]]:
+        """The skips that count: lease, epoch, start, stop, the lease's start and trained stop, and why."""
+        told = self._query("SELECT 1 FROM pragma_table_info('skip') WHERE name = 'why'")  # not in older records
+        why = "why" if told else "''"
         return self._query(
-            """SELECT lease, skip.epoch, skip.start, skip.stop, lease.start, lease.trained_stop
+            f"""SELECT lease, skip.epoch, skip.start, skip.stop, lease.start, lease.trained_stop, {why}
                FROM skip JOIN lease USING (lease) WHERE skip.stop <= lease.trained_stop ORDER BY 1, 3"""
         )
 

@@ -146,6 +146,12 @@ class Backward:
         """Of `parameters`, where autograd made them."""
         return [local(parameter.grad) for parameter in self.parameters]
 
+    @property
+    def spoilt(self) -> bool:
+        """The weights that are computed on are not finite, or so large that their squares are not."""
+        squares = (local(parameter).detach().float().square().sum() for parameter in self.parameters)
+        return not all(math.isfinite(each.item()) for each in squares)
+
     def push_buffers(self, vector: Tensor, accumulate: bool) -> None:
         """Floating buffers travel as they are, in the vector's tail; counters by what the push's batches have added."""
         views = self.layout.counter_views(vector)

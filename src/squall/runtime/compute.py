@@ -80,7 +80,8 @@ class Gradients:
                 self._arena[effect.buffer].copy_(self._vectors[effect.buffer], non_blocking=True)
                 torch.cuda.current_stream(self.device).synchronize()
         loss, extras = math.nan if loss is None else loss, self.backward.extras
-        return GradientComputed(loss, finite, time.perf_counter() - started, factors, extras, over)
+        spoilt, seconds = not finite and self.backward.spoilt, time.perf_counter() - started
+        return GradientComputed(loss, finite, seconds, factors, extras, over, spoilt=spoilt)
 
     def _gather(self, buffer: int, accumulate: bool, factors: Factors) -> bool:
         """Put the fresh gradients into the vector, unless one is not finite."""

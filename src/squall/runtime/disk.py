@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f unlimited)",
@@ -17,6 +18,25 @@ _REMEDIES = {
 def refusal(path: Path, error: OSError) -> str:
     remedy = _REMEDIES.get(error.errno or 0, "choose another run directory, that this user may write to")
     return f"{path} cannot be written ({error.strerror or error}): {remedy}"
+
+
+class Telling:
+    """Standard error of a run's processes: where it leads to a full disk, what is told is lost, and nothing ends."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager

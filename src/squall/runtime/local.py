@@ -98,7 +98,8 @@ class LocalTraining:
         else:
             self.backward.on_vector.use(0)  # the forward pass may have put a NaN into BatchNorm's statistics
         loss, extras = math.nan if loss is None else loss, self.backward.extras
-        return GradientComputed(loss, finite, time.perf_counter() - started, extras=extras)
+        spoilt, seconds = not finite and self.backward.spoilt, time.perf_counter() - started
+        return GradientComputed(loss, finite, seconds, extras=extras, spoilt=spoilt)
 
     def prepare_push(self) -> None:
         """Floating buffers are pushed as they are, counters by what was added, whatever parameters are pushed as."""

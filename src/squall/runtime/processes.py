@@ -55,8 +55,9 @@ def fork() -> int:
 
     Ctrl-C waits meanwhile: Python drops an exception that comes while it calls what modules have registered for forks.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the disk that it leads to is full
+            stream.flush()
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

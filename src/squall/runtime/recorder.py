@@ -163,8 +163,9 @@ class CoordinatorHost(Host):
                 pass  # it is of no time that counts
             case notes.LeaseEnded():
                 self._lease(note)
-            case notes.BatchLeftOut(node, batch):
-                skip = rows.SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index)
+            case notes.BatchLeftOut(node, batch, nonfinite):
+                why = "nonfinite" if nonfinite else ""
+                skip = rows.SkipRow(batch.lease, batch.epoch, batch.start, batch.stop, node.index, why)
                 self._left_out.add(skip)
                 self.record.add(skip)
             case notes.EvaluationAsked(number):

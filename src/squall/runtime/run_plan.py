@@ -65,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             self.settings.seconds, self.settings.snapshot_every_s, goal=self.goal,
             parts=self.settings.parts, spread_parts=self.settings.spread_parts,
             loaders=task.loader.get("num_workers", 0),
+            quarantine=self.settings.quarantine(-(-task.examples // task.batch_size)),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -29,6 +29,7 @@ from squall.sim.proof.faults import (
     Weather,
 )
 from squall.sim.proof.mortal import deaths_of_coordinators, deaths_of_shards
+from squall.sim.proof.rotten import rots
 from squall.strategies import (
     AllReduce,
     AsynchronousSGD,
@@ -147,12 +148,10 @@ class Chaos:
     def __str__(self) -> str:
         machines = f" on {self.machines} machines" if self.machines > 1 else ""
         machines += f" in {self.parts} parts{LAID[self.spread_parts]}" if self.parts > 1 else ""
-        lines = [
-            f"world {self.seed}: {self.strategy}, {self.replicas} replicas, {self.recipe.shards} shards{machines},"
-            f" {self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}",
-            *(f"  fault {i}, event {fault.at:4d}: {fault}" for i, fault in enumerate(self.faults)),
-        ]
-        return "\n".join(lines)
+        sizes = f"{self.replicas} replicas, {self.recipe.shards} shards{machines}"
+        data = f"{self.epochs} epochs of {self.examples} examples in batches of {self.batch_size}"
+        faults = (f"  fault {i}, event {fault.at:4d}: {fault}" for i, fault in enumerate(self.faults))
+        return "\n".join([f"world {self.seed}: {self.strategy}, {sizes}, {data}", *faults])
 
 
 @cache
@@ -193,7 +192,8 @@ def chaos(seed: int) -> Chaos:
             seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
             + several.lies_and_jams(seed, machines, replicas, events) + deaths_of_shards(seed, shards, events)
             + deaths_of_coordinators(seed, events)
-            + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ()),
+            + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ())
+            + rots(seed, events),
             _others(replicas, shards),
         )), machines=machines, parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,

@@ -13,9 +13,12 @@ from squall.strategies.work import BatchMethod
 
 
 def excuses(
-    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], silenced: bool, succeeded: bool
+    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], silenced: bool, succeeded: bool, rotten: bool
 ) -> dict[str, bool]:
-    """By the end's status. `had` are faults by kind, and deaths by role; `succeeded`: shards that die are."""
+    """By the end's status. `had` are faults by kind, and deaths by role; `succeeded`: shards that die are.
+
+    `rotten`: some batch gives NaN, or did.
+    """
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
     late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
@@ -29,6 +32,6 @@ def excuses(
         "finished": True,
         "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
         "moved": had["MachineLeaves"] > 0,
-        "nonfinite": had["Spoil"] > (not isinstance(chaos.recipe.work, BatchMethod)),
+        "nonfinite": rotten or had["Spoil"] > (not isinstance(chaos.recipe.work, BatchMethod)),
         "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
     }

@@ -123,6 +123,13 @@ class Spoil(_Moment):
         return "the next gradient is not finite"
 
 
+class Rot(_Moment):
+    """The next batch that is computed gives NaN then and ever after, until the run ends by it and the user mends it."""
+
+    def __str__(self) -> str:
+        return "the next batch is never finite"
+
+
 @dataclass(frozen=True)
 class Tear:
     """The connections of a group that trains by all-reduce break, and nobody dies; so long nobody has another."""
@@ -236,7 +243,7 @@ class Lie:
 
 
 OfMachines = Partition | Jam | MachineGone | MachineLeaves | MachineComes
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | Tear | FullDisk | UserStop | Lie | OfMachines
+Fault = Weather | Cut | Pause | Kill | Skew | Spoil | Rot | Tear | FullDisk | UserStop | Lie | OfMachines
 
 
 class FaultyWire:

@@ -36,6 +36,7 @@ from squall.sim.proof.memory import File
 from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling
 from squall.sim.proof.phantoms import CoordinatorPhantom, Phantom, PhantomHosts, ShardPhantom
 from squall.sim.proof.positions import restored
+from squall.sim.proof.rotten import allowed
 from squall.sim.proof.spread import FirstPart, Follower
 from squall.strategies.work import Loop
 
@@ -181,7 +182,7 @@ class ChaoticRun(ABC):
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
             rooms=self._rooms, parts=chaos.parts, spread_parts=chaos.spread_parts, loaders=chaos.loaders,
-            succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE,
+            succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE, quarantine=allowed(chaos.seed, self.recipe),
         )  # fmt: skip
 
     @property

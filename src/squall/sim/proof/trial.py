@@ -15,6 +15,7 @@ from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End
 from squall.protocol.events import Event, PeerRefused, StopRequested
+from squall.protocol.leases import Limits
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, whole
 from squall.protocol.policy import SAVE_WITHIN_S
@@ -39,6 +40,7 @@ from squall.sim.proof.faults import (
     OfMachines,
     Pause,
     Role,
+    Rot,
     Skew,
     Spoil,
     Tear,
@@ -51,6 +53,7 @@ from squall.sim.proof.manners import Manners
 from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.mortal import dies_within, fallen, spare
 from squall.sim.proof.other_runs import ChaoticBatchRun, ChaoticGroupRun
+from squall.sim.proof.rotten import Rotten, allowed
 from squall.sim.proof.runs import ChaoticLoopRun, ChaoticRun
 from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
@@ -84,6 +87,7 @@ class Trial:
         self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
+        self._rotten = Rotten(allowed(chaos.seed, chaos.recipe))
         self._rooms = chaos.rooms  # that the next life begins on
 
     def go(self) -> Trial:
@@ -92,7 +96,7 @@ class Trial:
             self._begin()
             end = self._live()
             if end is not None and end.status == "finished" and end.cause is not Cause.SCRIPT:
-                self.run.finished(self.lives, spoilt=self.happened["Spoil"] > 0)
+                self.run.finished(self.lives, spoilt=self.happened["Spoil"] + self.happened["Rot"] > 0)
                 return self
             self.run.over()
             chaos, moves = self.chaos, end is not None and end.status == "moved"
@@ -108,6 +112,7 @@ class Trial:
         self._manners = Manners(chaos, self._machines.of, self._rooms)
         self._files = LastFiles(self._rate)
         self.run.begin(lambda: self.world.now, self._machines.of, self._rooms)
+        self._rotten.begin(saved and saved.manifest, chaos.batch_size, Limits(epochs=chaos.epochs))
         hosts = self.run.hosts
         self._wire = FaultyWire(chaos.network, self._machines.of)
         conditions = Conditions(
@@ -195,7 +200,7 @@ class Trial:
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
         had, loses = self._excused, self._machines.silenced
-        excused = excuses(self.chaos, end, had, self._deaths, loses, succeeded=self.run.shards_succeed)
+        excused = excuses(self.chaos, end, had, self._deaths, loses, self.run.shards_succeed, self._rotten.happened)
         if not excused[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
         severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
@@ -237,6 +242,8 @@ class Trial:
                     self.world.post(hears, PeerRefused(node, "it lies"))
             case Spoil():
                 self._spoilt += 1
+            case Rot():
+                self._rotten.coming += 1
             case FullDisk():
                 self._full += 1
             case Tear(_, seconds) if isinstance(self.run, ChaoticGroupRun):
@@ -264,7 +271,7 @@ class Trial:
 
     def _poison(self, number: int, batch: BatchRange) -> bool:
         self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
-        return spoilt > 0
+        return self._rotten.spoils(batch) or spoilt > 0
 
     def _breaks(self, number: int) -> bool:
         """Whether a loop ends the training here. In a real run the nursery then tells the coordinator."""
@@ -292,6 +299,7 @@ class Trial:
         self._machines.watch(node, what)
         self._manners.watch(node, what)
         self._files.watch(now, node, what)
+        self._rotten.watch(node, what)
         self.run.watch(now, node, what)
         self._machines.watch_shown(node, what)
 

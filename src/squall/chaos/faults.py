@@ -1,0 +1,68 @@
+"""Faults that can be brought about from outside, by whoever may send a signal to the run's processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from squall.chaos.processes import ANY, Family, Found
+
+KILL, PAUSE, FILL_DISK = "kill", "pause", "fill-disk"
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    role: str = ANY  # whom it hits; a full disk hits all
+
+
+@dataclass
+class Injury:
+    """A fault that has come about.
+
+    Attributes:
+        at_s: when, in seconds since the first update.
+        text: what has happened to whom.
+        heal: takes it back; a death has none.
+        without_s: the longest time without an update from then until the next fault.
+    """
+
+    at_s: float
+    text: str
+    heal: Callable[[], None] | None = None
+    without_s: float = 0.0
+
+
+def bring(fault: Fault, family: Family, chance: random.Random, at_s: float) -> Injury | None:
+    """None: there is nobody whom it could hit, at the moment."""
+    victims = family.of(fault.role)
+    if not victims:
+        return None
+    if fault.kind == FILL_DISK:
+        _limit_files(victims, 1)
+        return Injury(at_s, "no process can make a file longer", lambda: _limit_files(family.look(), None))
+    victim = chance.choice(sorted(victims))
+    if fault.kind == PAUSE:
+        send(victim, signal.SIGSTOP)
+        return Injury(at_s, f"{victim} stands still", partial(send, victim, signal.SIGCONT))
+    send(victim, signal.SIGKILL)
+    return Injury(at_s, f"{victim} is killed")
+
+
+def send(victim: Found, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(victim.pid, number)
+
+
+def _limit_files(processes: Sequence[Found], size: int | None) -> None:
+    """To a process that may write so many bytes of a file, and no more, the disk is full. None: as before."""
+    for found in processes:
+        with suppress(ProcessLookupError):
+            _, most = resource.prlimit(found.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(found.pid, resource.RLIMIT_FSIZE, (most if size is None else size, most))

@@ -1,0 +1,150 @@
+"""Start a run, bring faults about while it trains, and see what has become of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from squall.chaos.faults import KILL, Fault, Injury, bring
+from squall.chaos.outcome import Outcome
+from squall.chaos.processes import Family
+from squall.chaos.updates import Updates
+
+POLL_S = 0.01
+LOOK_EVERY_S = 0.25  # for new processes
+GONE_WITHIN_S = 5.0  # that processes have to be gone, when the command has ended
+SPREAD = 0.5  # of the time between faults, by which they come earlier or later
+
+Moment = Callable[[Path, Family], bool]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which faults, and when.
+
+    Attributes:
+        faults: of which each time one is chosen.
+        every_s: seconds between them, from the first update on, give or take half of it.
+        lasting_s: seconds that a fault lasts which heals.
+        seed: of the choices.
+        moment: further moments at which alone a fault comes, such as the one of a snapshot; None: any.
+        begun: faults come only while it trains; else from the start.
+        at_most: so many.
+    """
+
+    faults: Sequence[Fault]
+    every_s: float = 2.0
+    lasting_s: float = 1.0
+    seed: int = 0
+    moment: Moment | None = None
+    begun: bool = True
+    at_most: float = math.inf
+
+
+@dataclass
+class Trial:
+    """`directory` is the run's, in which `command` trains; each fault is said as it comes."""
+
+    plan: Plan
+    directory: Path
+    say: Callable[[str], None] = lambda text: None
+    injuries: list[Injury] = field(default_factory=list)
+    interrupted: bool = False
+
+    def go(self, command: Sequence[str], output: int | None = None) -> Outcome:
+        """`output`: what both outputs of the command lead to; None: to those of this process."""
+        with tempfile.TemporaryDirectory(prefix="squall-chaos-") as home:
+            own, before = {**os.environ, "TMPDIR": home}, set(_shared())
+            with (
+                subprocess.Popen(command, env=own, stdout=output, stderr=output) as run,
+                closing(Updates(self.directory)) as self._updates,
+            ):
+                self._family = Family(run.pid)
+                self._chance = random.Random(self.plan.seed)
+                self._began = self._moved_at = self._looked_at = -math.inf
+                self._next_at = math.inf if self.plan.begun else -math.inf
+                self._heals: list[tuple[float, Injury]] = []
+                self._attend(run)
+            left = [*self._left(), *map(str, Path(home).glob("squall-*")), *map(str, set(_shared()) - before)]
+        outcome = Outcome(self.directory, run.returncode, self.injuries, left)
+        if outcome.ended != "finished" and self.injuries:
+            self.injuries[-1].without_s = math.inf
+        return outcome
+
+    def _attend(self, run: subprocess.Popen[bytes]) -> None:
+        try:
+            while run.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    run.wait(POLL_S)
+                self._turn(time.monotonic())
+        except KeyboardInterrupt:  # the run has heard of it as well
+            self.interrupted = True
+            self._heal(math.inf)
+            run.wait()
+        finally:
+            self._heal(math.inf)
+
+    def _turn(self, now: float) -> None:
+        if self._updates.moved():
+            self._on_update(now)
+        if now >= self._looked_at + LOOK_EVERY_S:
+            self._looked_at = now
+            self._family.look()
+        self._heal(now)
+        due = now >= self._next_at and len(self.injuries) < self.plan.at_most
+        if due and (self.plan.moment is None or self.plan.moment(self.directory, self._family)):
+            self._strike(now)
+
+    def _on_update(self, now: float) -> None:
+        if math.isinf(self._began):
+            self._began = now
+            self._put_off(now)
+        elif self.injuries and not math.isinf(self._moved_at):
+            last = self.injuries[-1]
+            last.without_s = max(last.without_s, now - self._moved_at)
+        self._moved_at = now
+
+    def _strike(self, now: float) -> None:
+        fault = self._chance.choice(self.plan.faults)
+        at_s = max(0.0, now - self._began) if not math.isinf(self._began) else 0.0
+        injury = bring(fault, self._family, self._chance, at_s)
+        if injury is None:
+            return  # they may be there in a moment
+        self.injuries.append(injury)
+        lasting = "" if fault.kind == KILL else f", for {self.plan.lasting_s:g} s"
+        self.say(f"{at_s:7.1f} s  {injury.text}{lasting}")
+        if injury.heal is not None:
+            self._heals.append((now + self.plan.lasting_s, injury))
+        self._put_off(now)
+
+    def _put_off(self, now: float) -> None:
+        self._next_at = now + self.plan.every_s * self._chance.uniform(1 - SPREAD, 1 + SPREAD)
+
+    def _heal(self, now: float) -> None:
+        for at, injury in [each for each in self._heals if each[0] <= now]:
+            self._heals.remove((at, injury))
+            assert injury.heal is not None
+            injury.heal()
+
+    def _left(self) -> list[str]:
+        """Processes that outlive the command, which are ended then."""
+        until = time.monotonic() + GONE_WITHIN_S
+        while (living := self._family.look()) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        for found in living:
+            with suppress(ProcessLookupError):
+                os.kill(found.pid, 9)
+        return [str(found) for found in living]
+
+
+def _shared() -> Iterator[Path]:
+    """Shared memory that has a name."""
+    return Path("/dev/shm").glob("squall-*")
