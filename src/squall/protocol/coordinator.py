@@ -41,7 +41,16 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import NURSERY, Node, is_address
-from squall.protocol.nursery_messages import Activity, Alive, Heard, Leaving, ProcessLost, Refused, StopAsked
+from squall.protocol.nursery_messages import (
+    Activity,
+    Alive,
+    Heard,
+    Leaving,
+    ProcessLost,
+    ProcessStuck,
+    Refused,
+    StopAsked,
+)
 
 
 class Coordinator(MachineStaffing):
@@ -119,7 +128,7 @@ class Coordinator(MachineStaffing):
                     self._on_arriving(nodes, now, effects)
             case Refused(node, why):
                 self._on_refused(sender, node, why, now, effects)
-            case ProcessLost() | StopAsked() | Leaving() | Alive() | Activity():
+            case ProcessLost() | ProcessStuck() | StopAsked() | Leaving() | Alive() | Activity():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)

@@ -19,6 +19,7 @@ from squall.protocol.nursery_messages import (
     Leaving,
     Message,
     ProcessLost,
+    ProcessStuck,
     Replaced,
     StopAsked,
 )
@@ -85,8 +86,13 @@ class MachineStaffing(Staffing):
             case Activity(spent):
                 there = tuple(each for each in spent if self._machine_of(each.node) == machine)
                 effects.append(notes.ActivityTold(machine, there))
-            case ProcessLost(node, why):
+            case ProcessLost(node, why, stood_s):
+                if self._placing.on.get(node) == machine:
+                    self._replacing.stood(self._placing.whole(node), stood_s)
                 self._on_process_lost(machine, node, why, now, effects)
+            case ProcessStuck(node, why):
+                if self._machine_of(node) == machine:
+                    effects.append(notes.Remark("warning", f"{node.role} {node.index} {why}"))
             case StopAsked():
                 self._on_stop(message, now, effects)
             case Leaving(why):

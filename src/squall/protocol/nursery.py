@@ -1,8 +1,8 @@
 """A nursery's machine: starts what the coordinator asks for on its machine, and tells what has ended there.
 
-Each machine of a run has one. It decides nothing but its own end: when all is over, when it is told that others have
-taken its place, or when it has heard nothing of the coordinator for so long that this must have happened: sooner,
-where the launching process is gone as well.
+Each machine of a run has one. It decides who hangs there (`protocol.hangs`), the coordinator included, and its own
+end: when all is over, when it is told that others have taken its place, or when it has heard nothing of the coordinator
+for so long that this must have happened: sooner, where the launching process is gone as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from squall.protocol.events import (
     LeaveRequested,
     MessageArrived,
     ProcessEnded,
+    ProcessesSeen,
     Started,
     StopRequested,
     TimePassed,
 )
 from squall.protocol.frames import Message
+from squall.protocol.hangs import Hangs, Hung, Sight
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
@@ -29,6 +31,7 @@ from squall.protocol.nursery_messages import (
     KillProcess,
     Leaving,
     ProcessLost,
+    ProcessStuck,
     Replaced,
     StartProcess,
     StopAsked,
@@ -40,8 +43,9 @@ LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their ex
 class NurseryMachine:
     """Of the machine `node.index`. `pulse` is None where the coordinator is on the same machine."""
 
-    def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None) -> None:
+    def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None, hangs: Hangs | None = None) -> None:
         self.node = node
+        self._hangs = hangs or Hangs(None)
         self._pulse = pulse
         limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
@@ -59,7 +63,11 @@ class NurseryMachine:
             case MessageArrived(_, message):
                 return self._on_message(message, now)
             case ProcessEnded(node, why):
-                return [Send(COORDINATOR, ProcessLost(node, why))]
+                hung = self._hangs.ended(node)
+                lost = ProcessLost(node, why) if hung is None else ProcessLost(node, hung.why, hung.stood_s)
+                return [Send(COORDINATOR, lost)]
+            case ProcessesSeen(sights):
+                return self._on_seen(sights, now)
             case ActivitySeen(spent):
                 return [Send(COORDINATOR, Activity(spent))]
             case StopRequested(why, failed, wanted):
@@ -79,6 +87,15 @@ class NurseryMachine:
             case Started() | LeaveRequested() | LauncherLost():
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
+
+    def _on_seen(self, sights: tuple[Sight, ...], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for found in self._hangs.look(sights, now):
+            if isinstance(found, Hung):
+                effects.append(KillMember(found.node, found.why))
+            else:
+                effects.append(Send(COORDINATOR, ProcessStuck(found.node, found.why)))
+        return effects
 
     def _on_message(self, message: Message, now: float) -> list[Effect]:
         match message:
