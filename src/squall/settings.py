@@ -36,8 +36,8 @@ class Settings:
             processes still prove who they are.
         lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
         hang_after_s: a process that makes no step for so many seconds, and for ten times as long as its steps usually
-            take, is killed and replaced; longer at its start, and as long as it likes where it waits for others. None:
-            30; 0: never. A script's replica is left alone unless it is stopped (SIGSTOP) or this is given.
+            take, is killed and replaced; ten times as long at its start, and never where it waits for others. None: 30;
+            0: never. A script's replica is left alone unless it is stopped (SIGSTOP) or this is given.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.

@@ -19,7 +19,9 @@ NEVER = 1e6
 
 
 def role() -> str:
-    return Path("/proc/self/cmdline").read_bytes().decode().removeprefix("squall ").partition(" of ")[0]
+    """As the file is called."""
+    title = Path("/proc/self/cmdline").read_bytes().decode().removeprefix("squall ")
+    return title.partition(" of ")[0].rstrip("\0")
 
 
 def wait(seconds: float) -> None:
@@ -35,10 +37,14 @@ def loss(model, batch):
         wait(float((FOLDER / "slow").read_text()))
     else:
         wait(0.005)
-    return model(batch[0]).square().mean()
+    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def task() -> squall.Task:
-    data = TensorDataset(torch.ones(100_000, 4))
-    held = TensorDataset(torch.ones(64, 4))
-    return squall.Task(model=nn.Linear(4, 1), loss=loss, train=data, validate=held, batch_size=8)
+    torch.manual_seed(0)
+    inputs, noise = torch.randn(100_000, 4), torch.randn(100_000, 1)  # to learn this takes for ever, also L-BFGS
+    data, held = TensorDataset(inputs, noise), TensorDataset(inputs[:64], noise[:64])
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+    return squall.Task(
+        model=model, loss=loss, train=data, validate=held, batch_size=8, split=squall.Pipeline(microbatches=2)
+    )

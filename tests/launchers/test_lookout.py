@@ -21,5 +21,5 @@ def test_what_nobody_hears_is_told_later_at_once() -> None:
     for look, unheard in enumerate([0, UNHEARD_AT_MOST, UNHEARD_AT_MOST, 0], start=1):
         seen = lookout.look(look * LOOK_EVERY_S, [child], unheard)
         passed.append(next((each.spent[0].seconds for each in seen if isinstance(each, ActivitySeen)), None))
-        assert isinstance(seen[0], ProcessesSeen)  # how they stand is seen also while nobody hears
+        assert isinstance(seen[0], ProcessesSeen)  # how they stand is looked at also while nobody hears
     assert passed == [LOOK_EVERY_S, None, None, 3 * LOOK_EVERY_S]

@@ -8,20 +8,21 @@ import pytest
 
 from squall.protocol.effects import KillMember, Send
 from squall.protocol.events import ProcessEnded, ProcessesSeen
-from squall.protocol.hangs import FIRST_S, FIRST_STEPS, TIMES, Hangs, Hung, Sight, State, Stuck, Work
+from squall.protocol.hangs import FIRST_STEPS, TIMES, Hangs, Hung, Sight, State, Stuck, Work
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import ProcessLost, ProcessStuck
 
 REPLICA, OTHER, SHARD = Node("replica", 0), Node("replica", 1), Node("shard", 0)
 AFTER_S, LOOK_S = 8.0, 0.25
+FIRST_S = TIMES * AFTER_S
 
 
 class Looks:
     """Looks at processes, whose steps and state a test says."""
 
-    def __init__(self, after_s: float | None = AFTER_S) -> None:
-        self.hangs = Hangs(after_s)
+    def __init__(self) -> None:
+        self.hangs = Hangs()
         self.now = 100.0
         self.found: list[Hung | Stuck] = []
 
@@ -34,7 +35,7 @@ class Looks:
 
     def look(self, sights: Sequence[Sight], after_s: float = LOOK_S) -> list[Hung | Stuck]:
         self.now += after_s
-        return self.hangs.look(sights, self.now)
+        return self.hangs.look(sights, AFTER_S, self.now)
 
 
 def steady(node: Node, every_s: float, begun: int = 10) -> Callable[[float], Sight]:
@@ -140,14 +141,9 @@ def test_one_long_step_is_forgotten_in_time() -> None:
     assert looks.pass_time(AFTER_S + 1, still(REPLICA))
 
 
-def test_nobody_is_watched_who_is_not_to_be() -> None:
-    assert not Looks(None).pass_time(2 * FIRST_S, still(REPLICA, state="stopped"), still(OTHER))
-
-
 def test_a_nursery_kills_who_hangs_and_tells_why() -> None:
-    nursery = NurseryMachine(hangs=Hangs(AFTER_S))
-    stopped = ProcessesSeen((Sight(REPLICA, 1, state="stopped"), Sight(COORDINATOR, 1, state="stopped")))
-    stuck = ProcessesSeen((Sight(SHARD, 1, state="disk"),))
+    nursery, held = NurseryMachine(), (Sight(REPLICA, 1, state="stopped"), Sight(COORDINATOR, 1, state="stopped"))
+    stopped, stuck = ProcessesSeen(held, AFTER_S), ProcessesSeen((Sight(SHARD, 1, state="disk"),), AFTER_S)
     effects = [effect for look in range(40) for effect in nursery.on(stopped, look * LOOK_S)]
     why = "it hung: it was stopped for 8 s, and was killed"
     assert effects == [KillMember(REPLICA, why), KillMember(COORDINATOR, why)]

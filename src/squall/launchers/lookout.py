@@ -10,11 +10,10 @@ import msgspec
 
 from squall.launchers.child import Child
 from squall.protocol.events import ActivitySeen, Event, ProcessesSeen
-from squall.protocol.hangs import HANG_AFTER_S, Hangs, Sight
+from squall.protocol.hangs import HANG_AFTER_S, Sight
 from squall.runtime.board import Board
 from squall.runtime.job import Job
 from squall.runtime.processes import state_of
-from squall.settings import Settings
 from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
@@ -27,12 +26,15 @@ class Lookout:
         self.at = 0.0  # when to look next
         self._board: Board | None = None
         self._scripts, self._own_time = scripts, False
+        self._after_s = HANG_AFTER_S
 
     def prepared(self, job: Job) -> Job:
         """With the board, which all processes inherit that are forked from here on."""
         self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic())
         # A loop may do anything between two batches, unless its user has said how long; and its steps wait for others.
-        limited = bool(job.plan.settings.hang_after_s) and not isinstance(job.recipe.work, Collective)
+        after_s = job.plan.settings.hang_after_s
+        self._after_s = HANG_AFTER_S if after_s is None else after_s
+        limited = bool(after_s) and not isinstance(job.recipe.work, Collective)
         self._own_time = self._scripts and not limited
         return replace(job, board=self._board)
 
@@ -46,7 +48,9 @@ class Lookout:
         self.at = now + LOOK_EVERY_S
         if not children or self._board is None:
             return []
-        seen: list[Event] = [ProcessesSeen(tuple(self._sight(self._board, child) for child in children))]
+        seen: list[Event] = []
+        if self._after_s:
+            seen.append(ProcessesSeen(tuple(self._sight(self._board, child) for child in children), self._after_s))
         if unheard < UNHEARD_AT_MOST:
             seen.append(ActivitySeen(self._board.read(now, {child.node: child.pid for child in children})))
         return seen
@@ -56,8 +60,3 @@ class Lookout:
         if self._own_time and child.node.role == "replica":
             return Sight(child.node, seen.moved, state=state)
         return msgspec.structs.replace(seen, state=state)
-
-
-def hangs(settings: Settings) -> Hangs:
-    after_s = settings.hang_after_s
-    return Hangs(HANG_AFTER_S if after_s is None else after_s or None)

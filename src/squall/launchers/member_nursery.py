@@ -9,7 +9,6 @@ from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import StreamLine
-from squall.launchers.lookout import hangs
 from squall.launchers.nursery import GRACE_S, Nursery
 from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Effect, End
@@ -31,8 +30,7 @@ class MemberNursery(Nursery):
         assert job.site is not None
         self._attendant = attendant
         self._machine = job.site.machine
-        node = Node("nursery", self._machine)
-        self._linked = Linked(NurseryMachine(node, job.site.pulse, hangs(job.plan.settings)))
+        self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
         self._site = job.site
         self.end: End | None = None  # how all that ran here has ended, as far as is known here
         self.leaves = False  # this machine, in order

@@ -32,7 +32,7 @@ from squall.launchers.child import Child
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
 from squall.launchers.leaving import DONE, RAISED, explain, leave
-from squall.launchers.lookout import Lookout, hangs
+from squall.launchers.lookout import Lookout
 from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
 from squall.protocol.closing import STOP_WITHIN_S
@@ -64,7 +64,7 @@ class Nursery:
         self._stopping = ""  # why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
-        self._linked = Linked(NurseryMachine(hangs=hangs(job.plan.settings)))
+        self._linked = Linked(NurseryMachine())
         self._firsts: dict[Node, PartPlace | None] = {}  # first parts of replicas on several machines, by process
         self._line: Line = PipeLine()
 

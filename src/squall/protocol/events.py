@@ -231,6 +231,7 @@ class ActivitySeen(Event, frozen=True, gc=False):
 
 
 class ProcessesSeen(Event, frozen=True, gc=False):
-    """To a nursery: how the processes on its machine stand, all of them at once."""
+    """To a nursery: how the processes on its machine stand, all of them at once; none hangs before `after_s`."""
 
     sights: tuple[Sight, ...]
+    after_s: float

@@ -17,9 +17,8 @@ import msgspec
 from squall.protocol.nodes import Node
 
 HANG_AFTER_S = 30.0  # as far as nobody has set it: batches of another shape are compiled again
-FIRST_S = 300.0  # for a process's first steps, which compile and download, and for what is no step
-FIRST_STEPS = 2
-TIMES = 10.0  # as long as a step usually takes
+FIRST_STEPS = 2  # compile, and download
+TIMES = 10.0  # as long as a step usually takes; and for the first steps, and for what is no step, as long as else
 DECAY = 0.98  # of the longest step, from one to the next
 ABSENT_S = 1.0  # between two looks: the nursery, which looks four times a second, stood still
 
@@ -62,19 +61,15 @@ class _Seen:
 class Hangs:
     """Of one nursery's processes."""
 
-    def __init__(self, after_s: float | None = HANG_AFTER_S, first_s: float = FIRST_S) -> None:
-        """`after_s`: nobody hangs sooner. None: nobody is watched."""
-        self._after_s, self._first_s = after_s, first_s
+    def __init__(self) -> None:
         self._seen: dict[Node, _Seen] = {}
         self._usual: dict[tuple[str, int], float] = {}  # slot -> the longest step, in seconds; older ones count less
         self._patience: dict[tuple[str, int], float] = {}  # slot -> doubled each time: it may have been too short
         self._looked_at = 0.0
         self._condemned: dict[Node, Hung] = {}
 
-    def look(self, sights: Iterable[Sight], now: float) -> list[Hung | Stuck]:
-        """What is to be done about whom, told once."""
-        if self._after_s is None:
-            return []
+    def look(self, sights: Iterable[Sight], after_s: float, now: float) -> list[Hung | Stuck]:
+        """What is to be done about whom, told once. Nobody hangs before `after_s`."""
         passed, self._looked_at = now - self._looked_at, now
         absent = passed > ABSENT_S
         before, self._seen = self._seen, {}
@@ -83,7 +78,7 @@ class Hangs:
             seen = self._see(before.get(sight.node), sight, now, passed, absent)
             self._seen[sight.node] = seen
             if sight.node not in self._condemned:
-                found += self._judge(seen, now, passed, self._after_s)
+                found += self._judge(seen, now, passed, after_s)
         return found
 
     def ended(self, node: Node) -> Hung | None:
@@ -120,7 +115,7 @@ class Hangs:
                 usual_s = self._usual.get(slot, 0.0)
                 limit_s = max(after_s, TIMES * usual_s) * self._patience.get(slot, 1.0)
                 first = sight.work == "other" or sight.steps <= FIRST_STEPS
-                if still_s >= (max(limit_s, self._first_s) if first else limit_s):
+                if still_s >= (max(limit_s, TIMES * after_s) if first else limit_s):
                     self._patience[slot] = 2 * self._patience.get(slot, 1.0)
                     usual = f", and usually takes {usual_s:.2g} s at most" if usual_s else ""
                     return [self._condemn(sight.node, f"it made no step for {still_s:.3g} s{usual}", still_s)]

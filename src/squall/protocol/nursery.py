@@ -21,7 +21,7 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Message
-from squall.protocol.hangs import Hangs, Hung, Sight
+from squall.protocol.hangs import Hangs, Hung
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
@@ -43,9 +43,9 @@ LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their ex
 class NurseryMachine:
     """Of the machine `node.index`. `pulse` is None where the coordinator is on the same machine."""
 
-    def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None, hangs: Hangs | None = None) -> None:
+    def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None) -> None:
         self.node = node
-        self._hangs = hangs or Hangs(None)
+        self._hangs = Hangs()
         self._pulse = pulse
         limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
@@ -66,8 +66,8 @@ class NurseryMachine:
                 hung = self._hangs.ended(node)
                 lost = ProcessLost(node, why) if hung is None else ProcessLost(node, hung.why, hung.stood_s)
                 return [Send(COORDINATOR, lost)]
-            case ProcessesSeen(sights):
-                return self._on_seen(sights, now)
+            case ProcessesSeen():
+                return self._on_seen(event, now)
             case ActivitySeen(spent):
                 return [Send(COORDINATOR, Activity(spent))]
             case StopRequested(why, failed, wanted):
@@ -88,9 +88,9 @@ class NurseryMachine:
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
 
-    def _on_seen(self, sights: tuple[Sight, ...], now: float) -> list[Effect]:
+    def _on_seen(self, seen: ProcessesSeen, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for found in self._hangs.look(sights, now):
+        for found in self._hangs.look(seen.sights, seen.after_s, now):
             if isinstance(found, Hung):
                 effects.append(KillMember(found.node, found.why))
             else:

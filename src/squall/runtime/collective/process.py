@@ -145,7 +145,7 @@ class GroupedMember:
         share, members = member.share(effect), len(self._group.members) if self._group is not None else 1
         self._computed_at = started
         self._inside.scale = share * members  # torch divides by their number
-        member.alone(True)
+        member.alone()
         batch = member.load(effect)
         member.alone(members == 1)
         loss = member.backward.differentiate(batch)
