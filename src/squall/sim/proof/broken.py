@@ -26,6 +26,7 @@ INVARIANTS = {
     "I17": "a member of a group announces each batch to its loaders before it steps on it",
     "I18": "each example is answered once, and what counts is on the disk",
     "I19": "who is said to be waited for is who lets others go on, and machines tell of their own processes alone",
+    "I20": "a process that hangs is killed in time, and none that goes on by itself or stands still with its machine",
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import Cause, Effect, End
+from squall.protocol.effects import Cause, Effect, End, KillMember
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node, whole
@@ -32,6 +32,7 @@ from squall.sim.proof.faults import (
     Fault,
     FaultyWire,
     FullDisk,
+    Hang,
     Jam,
     Kill,
     Lie,
@@ -43,10 +44,12 @@ from squall.sim.proof.faults import (
     Role,
     Skew,
     Spoil,
+    Suspend,
     Tear,
     UserStop,
     Weather,
 )
+from squall.sim.proof.hung import Stillness
 from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
@@ -116,6 +119,7 @@ class Trial:
         )
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
+        self._stillness = Stillness(self.world, self._machines.of, chaos.watched, max(chaos.paces))
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
         hosts.poison, hosts.disk = self._poison, self._disk
@@ -147,9 +151,11 @@ class Trial:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
                 if COORDINATOR not in world.processes:
-                    spare(self.run.journals)
-                    self._machines.orphan(max(world.now, self._healed_s))
-                    return None
+                    break
+            if COORDINATOR not in world.processes:
+                spare(self.run.journals)
+                self._machines.orphan(max(world.now, self._healed_s))
+                return None
             self._check_progress()
             world.step()
             self.events += 1
@@ -215,10 +221,8 @@ class Trial:
             case Partition() | Jam() | MachineGone() | MachineLeaves() | MachineComes():
                 if not self._machines.cause(fault):
                     self.happened[kind] -= 1
-            case Pause(_, seconds, part):
-                self._machines.silenced |= part.role == "nursery"
-                for node in self._nodes(part):
-                    self.world.pause(node, seconds)
+            case Pause() | Hang() | Suspend():
+                self._machines.silenced |= self._stillness.cause(fault)
             case Kill(_, Role("nursery", machine)):  # the kernel kills what it has forked
                 self._machines.cause(MachineGone(fault.at, machine))
             case Kill():
@@ -247,11 +251,16 @@ class Trial:
             self._strike(fault.part)
 
     def _strike(self, part: Role) -> None:
-        self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
-        for node in self._nodes(part):
-            if part.role in MORTAL:
-                self.run.hosts.memories[node].in_use.pop(node.index, None)
+        for node in self._count_death(part):
             self.world.kill(node)
+
+    def _count_death(self, part: Role) -> list[Node]:
+        """Of these."""
+        self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
+        nodes = self._nodes(part)
+        for node in nodes if part.role in MORTAL else ():
+            self.run.hosts.memories[node].in_use.pop(node.index, None)
+        return nodes
 
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
@@ -281,6 +290,10 @@ class Trial:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
+        if isinstance(what, KillMember) and what.why:
+            self._excused[what.node.role] += 1
+            self._count_death(Role.of(what.node))
+        self._stillness.watch(node, what)
         self._machines.watch(node, what)
         self._manners.watch(node, what)
         self._files.watch(now, node, what)
