@@ -148,10 +148,8 @@ class Trial:
         """Until the run ends; None if it is cut short."""
         world = self.world
         while not world.ended:
-            while self._to_come and self._to_come[0].at <= self.events:
+            while self._to_come and self._to_come[0].at <= self.events and COORDINATOR in world.processes:
                 self._cause(self._to_come.popleft())
-                if COORDINATOR not in world.processes:
-                    break
             if COORDINATOR not in world.processes:
                 spare(self.run.journals)
                 self._machines.orphan(max(world.now, self._healed_s))
@@ -250,17 +248,14 @@ class Trial:
         if not dies_within(self.run.journals, fault):
             self._strike(fault.part)
 
-    def _strike(self, part: Role) -> None:
-        for node in self._count_death(part):
-            self.world.kill(node)
-
-    def _count_death(self, part: Role) -> list[Node]:
-        """Of these."""
+    def _strike(self, part: Role, dies: bool = False) -> None:
+        """`dies`: it is killed by its nursery."""
         self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
-        nodes = self._nodes(part)
-        for node in nodes if part.role in MORTAL else ():
-            self.run.hosts.memories[node].in_use.pop(node.index, None)
-        return nodes
+        for node in self._nodes(part):
+            if part.role in MORTAL:
+                self.run.hosts.memories[node].in_use.pop(node.index, None)
+            if not dies:
+                self.world.kill(node)
 
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
@@ -292,7 +287,7 @@ class Trial:
             self._watch((self._lived_s + now, node, what))
         if isinstance(what, KillMember) and what.why:
             self._excused[what.node.role] += 1
-            self._count_death(Role.of(what.node))
+            self._strike(Role.of(what.node), dies=True)
         self._stillness.watch(node, what)
         self._machines.watch(node, what)
         self._manners.watch(node, what)
