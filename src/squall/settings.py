@@ -36,6 +36,9 @@ class Settings:
         plaintext: what goes between machines is not encrypted, for networks that are already, such as a VPN. All
             processes still prove who they are.
         lost_after_s: a machine that is not heard of for so many seconds is taken for lost, and its work done elsewhere.
+        hang_after_s: a process that makes no step for so many seconds, and for ten times as long as its steps usually
+            take, is killed and replaced; ten times as long at its start, and never where it waits for others. None: 30;
+            0: never. A script's replica is left alone unless it is stopped (SIGSTOP) or this is given.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
         snapshot_every_s: seconds between snapshots; None: only at the end.
@@ -66,6 +69,7 @@ class Settings:
     least_replicas: int | None = None
     plaintext: bool = False
     lost_after_s: float = 2.0
+    hang_after_s: float | None = None
     seconds: float | None = None
     evaluate_every_s: float | None = None
     snapshot_every_s: float | None = 60.0
@@ -112,6 +116,8 @@ class Settings:
         kind, colon, count = self.on_nan.partition(":")
         if self.on_nan != "stop" and not (kind == "skip" and (_counts(count) or not colon)):
             raise ValueError(f"on_nan is {self.on_nan!r}: use 'stop', 'skip', or 'skip:20' for at most 20 an epoch")
+        hang = self.hang_after_s
+        require("hang_after_s", hang, hang is None or hang >= 0, "positive, 0 for never, or None")
         for name in ("lost_after_s", "seconds", "evaluate_every_s", "snapshot_every_s"):
             value = getattr(self, name)
             require(name, value, value is None or value > 0, "positive, or None")

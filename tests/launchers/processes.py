@@ -79,7 +79,11 @@ class Started:
         return pid
 
     def kill_shard(self, role: str) -> None:
-        """Where it waits for messages, and so in no update; also on another machine."""
+        """Where it is in no update; also on another machine."""
+        os.kill(self.stop_waiting(role), signal.SIGKILL)
+
+    def stop_waiting(self, role: str) -> int:
+        """SIGSTOP, where it waits for messages. Returns the pid."""
         pid = self.processes()[role]
 
         def waits() -> bool:
@@ -90,7 +94,7 @@ class Started:
             return False
 
         wait_for(waits, START_S, f"{role} to wait")
-        os.kill(pid, signal.SIGKILL)
+        return pid
 
     def goes_on(self) -> None:
         """Wait until more is trained."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from squall.launchers.lookout import LOOK_EVERY_S, UNHEARD_AT_MOST, Lookout
+from squall.protocol.events import ActivitySeen, ProcessesSeen
 from squall.protocol.nodes import Node
 from squall.runtime.board import Board
 
@@ -19,5 +20,6 @@ def test_what_nobody_hears_is_told_later_at_once() -> None:
     passed = []
     for look, unheard in enumerate([0, UNHEARD_AT_MOST, UNHEARD_AT_MOST, 0], start=1):
         seen = lookout.look(look * LOOK_EVERY_S, [child], unheard)
-        passed.append(None if seen is None else seen.spent[0].seconds)
+        passed.append(next((each.spent[0].seconds for each in seen if isinstance(each, ActivitySeen)), None))
+        assert isinstance(seen[0], ProcessesSeen)  # how they stand is looked at also while nobody hears
     assert passed == [LOOK_EVERY_S, None, None, 3 * LOOK_EVERY_S]

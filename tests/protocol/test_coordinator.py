@@ -26,8 +26,9 @@ from squall.protocol.messages import (
     ViewSeen,
     Welcome,
 )
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import LeaseEnded, TrainingBegan
+from squall.protocol.nursery_messages import ProcessLost, ProcessStuck
 from squall.protocol.replacing import LOST_IN_A_ROW, SOON_S
 from tests.protocol.office import BATCH, Office, start
 from tests.protocol.steps import kinds, only, sent
@@ -230,6 +231,28 @@ def test_who_lives_for_a_while_is_replaced_at_once_for_ever() -> None:
         office.now += SOON_S
         assert start(again(node)) in office.lose(node)
         node = again(node)
+
+
+def test_who_hangs_has_not_lived_meanwhile() -> None:
+    office = Office()
+    office.join(1)
+    node = Node("replica", 0)
+    for number in range(1, 1 + LOST_IN_A_ROW):
+        office.tell(node, Join(1))
+        office.now += 10 * SOON_S
+        office.tell(NURSERY, ProcessLost(node, "it hung", 9.5 * SOON_S))
+        assert bool(office.remarks("warning")) == (number == LOST_IN_A_ROW)
+        office.now = office.machine.wake_at or office.now
+        office.give(TimePassed())
+        node = again(node)
+
+
+def test_who_waits_for_a_disk_is_told_of_by_its_own_machine() -> None:
+    office = Office()
+    office.tell(NURSERY, ProcessStuck(office.shards[0], "has waited for a disk for 30 s"))
+    assert office.remarks("warning") == ["shard 0 has waited for a disk for 30 s"]
+    office.tell(Node("nursery", 1), ProcessStuck(office.shards[0], "has been eaten"))
+    assert office.remarks("warning") == []
 
 
 def test_who_dies_before_it_could_tell_of_its_work_is_replaced_at_once_for_ever() -> None:

@@ -111,6 +111,16 @@ def test_the_time_in_which_it_stood_still_itself_does_not_count() -> None:
     assert give(nursery, TimePassed(), 1000.0) == say(Alive())
 
 
+def test_who_is_heard_as_soon_as_it_goes_on_is_not_waited_for_any_longer_than_else() -> None:
+    nursery, woken = far(), 1000.0
+    assert tell(nursery, COORDINATOR, Alive(), woken) == []
+    assert give(nursery, TimePassed(), woken) == say(Alive())
+    late = woken + PATIENCE * PULSE.lost_after_s
+    while (now := nursery.wake_at or late) < late:
+        assert not [effect for effect in give(nursery, TimePassed(), now) if not isinstance(effect, Send)]
+    assert isinstance(give(nursery, TimePassed(), late)[0], KillMembers)
+
+
 def test_a_machine_that_was_replaced_does_not_go_on() -> None:
     effects = tell(far(), COORDINATOR, Replaced("silent for 5 s"))
     assert effects == [KillMembers("replaced: silent for 5 s"), End("failed", "silent for 5 s")]

@@ -61,6 +61,8 @@ def add_common(group: Any, parts: str) -> None:
     add_machines(group)
     lost = "a machine is lost after S silent seconds"
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
+    hang = "replace a process after S s without a step (0: no)"
+    group.add_argument("--hang-after", dest="hang_after_s", type=float, metavar="S", help=hang)
     group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
 
 
@@ -80,7 +82,7 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_live(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs (default: 2 GB); last:3: from the last three snapshots on",
+        help="kept for a replay (default: 2 GB); last:3: for one from the last three snapshots on",
     )  # fmt: skip
     return group
 

@@ -15,7 +15,8 @@ class Child:
     pid: int
     handle: int  # a pidfd: readable when the process has ended
     turn: int  # of a replica, in which it takes a GPU
-    ordered: bool = False  # the coordinator wants its end
+    ordered: bool = False  # the coordinator wants its end, or it hangs
+    why: str = ""  # of that
 
     @classmethod
     def watched(cls, node: Node, pid: int, turn: int) -> Child:

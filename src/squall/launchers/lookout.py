@@ -1,39 +1,62 @@
-"""Looks at what a nursery's processes do, on the board that they share."""
+"""Looks at what a nursery's processes do, on the board that they share, and at how the kernel has them stand."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
+
 from squall.launchers.child import Child
-from squall.protocol.events import ActivitySeen
+from squall.protocol.events import ActivitySeen, Event, ProcessesSeen
+from squall.protocol.hangs import HANG_AFTER_S, Sight
 from squall.runtime.board import Board
 from squall.runtime.job import Job
+from squall.runtime.processes import state_of
+from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
 UNHEARD_AT_MOST = 100  # messages that wait for a coordinator that stands still; then one tells of all that passed
 
 
 class Lookout:
-    def __init__(self) -> None:
+    def __init__(self, scripts: bool = False) -> None:
+        """`scripts`: the replicas are users' loops."""
         self.at = 0.0  # when to look next
         self._board: Board | None = None
+        self._scripts, self._own_time = scripts, False
+        self._after_s = HANG_AFTER_S
 
     def prepared(self, job: Job) -> Job:
         """With the board, which all processes inherit that are forked from here on."""
         self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic())
+        # A loop may do anything between two batches, unless its user has said how long; and its steps wait for others.
+        after_s = job.plan.settings.hang_after_s
+        self._after_s = HANG_AFTER_S if after_s is None else after_s
+        limited = bool(after_s) and not isinstance(job.recipe.work, Collective)
+        self._own_time = self._scripts and not limited
         return replace(job, board=self._board)
 
-    def look(self, now: float, children: Iterable[Child], unheard: int = 0) -> ActivitySeen | None:
-        """What they have done since the last look, if it is time and there are any.
+    def look(self, now: float, children: Collection[Child], unheard: int = 0) -> list[Event]:
+        """If it is time and there are any: how they stand, and what they have done since the last look.
 
         `unheard`: messages of the nursery that nobody has acknowledged.
         """
         if now < self.at:
-            return None
+            return []
         self.at = now + LOOK_EVERY_S
-        if unheard >= UNHEARD_AT_MOST:
-            return None
-        pids = {child.node: child.pid for child in children}
-        return ActivitySeen(self._board.read(now, pids)) if pids and self._board is not None else None
+        if not children or self._board is None:
+            return []
+        seen: list[Event] = []
+        if self._after_s:
+            seen.append(ProcessesSeen(tuple(self._sight(self._board, child) for child in children), self._after_s))
+        if unheard < UNHEARD_AT_MOST:
+            seen.append(ActivitySeen(self._board.read(now, {child.node: child.pid for child in children})))
+        return seen
+
+    def _sight(self, board: Board, child: Child) -> Sight:
+        seen, state = board.sight(child.node), state_of(child.pid)
+        if self._own_time and child.node.role == "replica":
+            return Sight(child.node, seen.moved, state=state)
+        return msgspec.structs.replace(seen, state=state)

@@ -1,9 +1,8 @@
 """The process that all others of a run are forked from, and that watches them.
 
 It imports torch and builds the task once; each role is then a fork, which takes milliseconds, shares the data's
-memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and with the coordinator,
-over pipes; what is to run is decided by the coordinator, on an ordinary link with the nursery's machine
-(`protocol.nursery`):
+memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and the coordinator, over
+pipes; the coordinator decides what is to run, on a link with the nursery's machine (`protocol.nursery`):
 
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "saving", "exited", "failed", "ended"
@@ -109,8 +108,8 @@ class Nursery:
                 self._attend(source)
             self._hear()
             seen = self._lookout.look(now, self._children.values(), self._linked.unacknowledged)
-            if seen is not None and self._end is None and self._line.open:
-                self._tell(seen)
+            for event in seen if self._end is None and self._line.open else ():
+                self._tell(event)
             if self._deadline is not None and now >= self._deadline:
                 self._late()
         self._hand_over()
@@ -174,17 +173,17 @@ class Nursery:
             case StartMember(node, first):
                 self._firsts[node] = first
                 self._replace(node)
-            case KillMember(node):
-                self._kill(node)
+            case KillMember(node, why):
+                self._kill(node, why)
             case KillMembers():
                 self._kill_members()
 
-    def _kill(self, node: Node) -> None:
+    def _kill(self, node: Node, why: str = "") -> None:
         child = next((child for child in self._children.values() if child.node == node), None)
         if child is None:
             self._tell(ProcessEnded(node, "it had ended"))
         else:
-            child.ordered = True
+            child.ordered, child.why = True, why
             child.kill()
 
     def _stop(self, why: str) -> None:
@@ -223,9 +222,10 @@ class Nursery:
         os.close(child.handle)
         if child.node == COORDINATOR:
             self._hear()  # its last words
-        if child.ordered and not raised(self._sockets, child.node):
+        elif child.ordered and not raised(self._sockets, child.node):
             self._tell(ProcessEnded(child.node, explain(code)))
-        elif code == DONE:
+            return
+        if code == DONE:
             self._done(child)
         elif not self._killing:
             self._lose(child, code)
@@ -235,7 +235,7 @@ class Nursery:
 
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
-        why, story = explain(code), raised(self._sockets, child.node)
+        why, story = child.why or explain(code), raised(self._sockets, child.node)
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR and (story or self._end is not None):
             self._kill_all()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.lookout import Lookout
 from squall.launchers.nursery import Nursery
 from squall.protocol.nodes import Node
 from squall.runtime.batches import Counted
@@ -45,6 +46,7 @@ class ScriptForks(Nursery):
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
         super().__init__(launcher, job, sockets)
+        self._lookout = Lookout(scripts=True)
         self._scripts: dict[Connection, Script] = {}
         self._trained_on: dict[str, Any] | None = None  # the data that the scripts told, once they have
 

@@ -136,6 +136,7 @@ class ColumnMember:
     def step(self, effect: Step) -> Event:
         member, started = self.member, time.perf_counter()
         member.look_again()  # what another part answers for has moved
+        member.alone()
         share, batch = member.share(effect), member.load(effect)
         self._row.found = NOTHING
         if batch is not None:
@@ -144,6 +145,7 @@ class ColumnMember:
         self._bring(share, own_finite=all(map(math.isfinite, found.values)))
         changes = member.buffer_changes(share)
         computed = time.perf_counter()
+        member.alone(False)
         self._columns.begin()
         with self._row.spent.elsewhere():
             why = add_up(self._column, self._sum.vector, *([] if changes is None else [changes]))

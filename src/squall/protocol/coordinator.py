@@ -40,7 +40,16 @@ from squall.protocol.messages import (
     Welcome,
 )
 from squall.protocol.nodes import NURSERY, Node, is_address
-from squall.protocol.nursery_messages import Activity, Alive, Heard, Joined, Leaving, ProcessLost, Refused, StopAsked
+from squall.protocol.nursery_messages import (
+    Activity,
+    Alive,
+    Heard,
+    Joined,
+    Leaving,
+    ProcessLost,
+    Refused,
+    StopAsked,
+)
 
 
 class Coordinator(MachineStaffing):

@@ -267,6 +267,7 @@ class KillMember(Effect, frozen=True, gc=False):
     """Kill this process of the nursery's machine; the answer is `ProcessEnded`, also where there is none."""
 
     node: Node
+    why: str = ""  # it hangs
 
 
 class KillMembers(Effect, frozen=True, gc=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from squall.protocol.frames import Frame, Message
+from squall.protocol.hangs import Sight
 from squall.protocol.messages import Factors
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Spent
@@ -228,3 +229,10 @@ class ActivitySeen(Event, frozen=True, gc=False):
     """To a nursery: what the processes on its machine have done since the last time."""
 
     spent: tuple[Spent, ...]
+
+
+class ProcessesSeen(Event, frozen=True, gc=False):
+    """To a nursery: how the processes on its machine stand, all of them at once; none hangs before `after_s`."""
+
+    sights: tuple[Sight, ...]
+    after_s: float

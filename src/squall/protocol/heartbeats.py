@@ -66,8 +66,9 @@ class Heartbeats:
             return {}
         late_s = now - self.wake_at
         if late_s > self._every_s:
-            self._heard = {
-                node: (at + late_s, grace_s, said_at + late_s) for node, (at, grace_s, said_at) in self._heard.items()
+            self._heard = {  # who was heard as soon as this node went on was not silent meanwhile
+                node: (min(now, at + late_s), grace_s, min(now, said_at + late_s))
+                for node, (at, grace_s, said_at) in self._heard.items()
             }
         self.wake_at = now + self._every_s
         return {node: now - at for node, (at, grace_s, _) in self._heard.items() if now - at >= self.limit_s + grace_s}

@@ -21,6 +21,7 @@ from squall.protocol.nursery_messages import (
     Leaving,
     Message,
     ProcessLost,
+    ProcessStuck,
     Replaced,
     StopAsked,
 )
@@ -98,8 +99,13 @@ class MachineStaffing(Staffing):
                 effects.append(notes.ActivityTold(machine, there))
             case ProcessLost(node, why) if node == self.node:  # it was, before this one
                 effects += [notes.MemberDied(node, why), notes.MemberReplaced(node)]
-            case ProcessLost(node, why):
+            case ProcessLost(node, why, stood_s):
+                if self._placing.on.get(node) == machine:
+                    self._replacing.stood(self._placing.whole(node), stood_s)
                 self._on_process_lost(machine, node, why, now, effects)
+            case ProcessStuck(node, why):
+                if self._machine_of(node) == machine:
+                    effects.append(notes.Remark("warning", f"{node.role} {node.index} {why}"))
             case StopAsked():
                 self._on_stop(message, now, effects)
             case Joined(joined, room):

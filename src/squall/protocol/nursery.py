@@ -1,8 +1,8 @@
 """A nursery's machine: starts what the coordinator asks for on its machine, and tells what has ended there.
 
-Each machine of a run has one. It decides nothing but its own end: when all is over, when it is told that others have
-taken its place, or when it has heard nothing of the coordinator for so long that this must have happened: sooner,
-where the launching process is gone as well.
+Each machine of a run has one. It decides who hangs there (`protocol.hangs`), the coordinator included, and its own
+end: when all is over, when it is told that others have taken its place, or when it has heard nothing of the coordinator
+for so long that this must have happened: sooner, where the launching process is gone as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from squall.protocol.events import (
     MachineJoined,
     MessageArrived,
     ProcessEnded,
+    ProcessesSeen,
     Started,
     StopRequested,
     TimePassed,
 )
 from squall.protocol.frames import Message
+from squall.protocol.hangs import Hangs, Hung
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
@@ -33,6 +35,7 @@ from squall.protocol.nursery_messages import (
     KillProcess,
     Leaving,
     ProcessLost,
+    ProcessStuck,
     Replaced,
     StartProcess,
     StopAsked,
@@ -48,6 +51,7 @@ class NurseryMachine:
 
     def __init__(self, node: Node = NURSERY, pulse: Pulse | None = None) -> None:
         self.node = node
+        self._hangs = Hangs()
         self._pulse = pulse
         limits = (pulse.every_s, PATIENCE * pulse.lost_after_s) if pulse is not None else (0.0, 0.0)
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
@@ -67,10 +71,12 @@ class NurseryMachine:
                 return self._on_message(message, now)
             case MachineJoined(machine, room):
                 return [Send(COORDINATOR, Joined(machine, room))]
-            case ProcessEnded(node, why) if node == COORDINATOR:
-                return self._on_coordinator_lost(why, now)
             case ProcessEnded(node, why):
-                return [Send(COORDINATOR, ProcessLost(node, why))]
+                hung = self._hangs.ended(node)
+                lost = ProcessLost(node, why) if hung is None else ProcessLost(node, hung.why, hung.stood_s)
+                return self._on_coordinator_lost(lost, now) if node == COORDINATOR else [Send(COORDINATOR, lost)]
+            case ProcessesSeen():
+                return self._on_seen(event, now)
             case ActivitySeen(spent):
                 return [Send(COORDINATOR, Activity(spent))]
             case StopRequested(why, failed, wanted):
@@ -91,15 +97,24 @@ class NurseryMachine:
                 return []
         raise AssertionError(f"{self.node} does not know {event!r}")
 
-    def _on_coordinator_lost(self, why: str, now: float) -> list[Effect]:
+    def _on_coordinator_lost(self, lost: ProcessLost, now: float) -> list[Effect]:
         """Its successor goes on from what it has left in memory, unless they die one after the other."""
-        soon = now - self._coordinator_since < SOON_S
+        soon = now - self._coordinator_since - lost.stood_s < SOON_S
         self._coordinators_lost = self._coordinators_lost + 1 if soon else 1
         self._coordinator_since = now
         if self._coordinators_lost >= LOST_IN_A_ROW:
-            text = f"the coordinator was lost {LOST_IN_A_ROW} times in a row, last: {why}"
+            text = f"the coordinator was lost {LOST_IN_A_ROW} times in a row, last: {lost.why}"
             return [KillMembers(text), End("failed", text)]
-        return [StartMember(COORDINATOR), Send(COORDINATOR, ProcessLost(COORDINATOR, why))]
+        return [StartMember(COORDINATOR), Send(COORDINATOR, lost)]
+
+    def _on_seen(self, seen: ProcessesSeen, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for found in self._hangs.look(seen.sights, seen.after_s, now):
+            if isinstance(found, Hung):
+                effects.append(KillMember(found.node, found.why))
+            else:
+                effects.append(Send(COORDINATOR, ProcessStuck(found.node, found.why)))
+        return effects
 
     def _on_message(self, message: Message, now: float) -> list[Effect]:
         match message:

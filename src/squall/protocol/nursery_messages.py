@@ -42,7 +42,18 @@ class PartsPlaced(Struct, frozen=True, tag="parts", array_like=True, gc=False):
 
 
 class ProcessLost(Struct, frozen=True, tag="lost", array_like=True, gc=False):
-    """The process has ended without having been told to, or could not be started."""
+    """The process has ended without having been told to, or could not be started.
+
+    Where it hung, it had stood still for so long, which was no life.
+    """
+
+    node: Node
+    why: str
+    stood_s: Seconds = 0.0
+
+
+class ProcessStuck(Struct, frozen=True, tag="stuck", array_like=True, gc=False):
+    """The process stands still, and is not killed: what is the matter, for people."""
 
     node: Node
     why: str
@@ -126,6 +137,6 @@ class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
 
 
 Message = (
-    StartProcess | KillProcess | PartsPlaced | ProcessLost | StopAsked | Leaving | Alive | Replaced | Placed | Heard
-    | Refused | Activity | Joined
+    StartProcess | KillProcess | PartsPlaced | ProcessLost | ProcessStuck | StopAsked | Leaving | Alive | Replaced
+    | Placed | Heard | Refused | Activity | Joined
 )  # fmt: skip

@@ -29,6 +29,11 @@ class Replacing:
     def joined(self, node: Node, now: float) -> None:
         self._joined[node] = now
 
+    def stood(self, node: Node, seconds: float) -> None:
+        """It has hung for so long before it was killed: that is no time in which it lived."""
+        if node in self._joined:
+            self._joined[node] += seconds
+
     def fruitful(self, node: Node) -> None:
         """A process of this slot has done something that counts."""
         self._in_a_row.pop((node.role, node.index), None)

@@ -29,7 +29,17 @@ COMMON: Says = {
     ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, m.Stop}),
     ("evaluator", "coordinator"): frozenset({m.Join, m.Evaluated, n.Heard, n.Refused}),
     ("evaluator", "shard"): frozenset({m.Exchange}),
-    ("nursery", "coordinator"): frozenset({n.ProcessLost, n.StopAsked, n.Leaving, n.Alive, n.Activity, n.Joined}),
+    ("nursery", "coordinator"): frozenset(
+        {
+            n.ProcessLost,
+            n.ProcessStuck,
+            n.StopAsked,
+            n.Leaving,
+            n.Alive,
+            n.Activity,
+            n.Joined,
+        }
+    ),
     ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
     ("part", "shard"): frozenset({m.Parcel}),
     ("replica", "shard"): frozenset({m.Exchange}),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from squall.protocol.hangs import Sight, Work
 from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.protocol.nursery_messages import Spent
 
@@ -34,9 +35,10 @@ class Doing(IntEnum):
     WAITING = 4
 
 
-# Columns. The incarnation is counted from 1 (0: nobody), the awaited peer's number, too. Behind them are the seconds by
-# `Doing`, and then those waited for each peer.
-_INCARNATION, _DOING, _SINCE, _AWAITED, _SECONDS = range(5)
+# Columns. The incarnation is counted from 1 (0: nobody), the awaited peer's number, too. `_RESTS` is 1 where what it
+# does depends on others, whatever `_DOING` says. Behind them are the seconds by `Doing`, and then those waited for each
+# peer.
+_INCARNATION, _DOING, _SINCE, _AWAITED, _EVENTS, _STEPS, _RESTS, _SECONDS = range(8)
 _BY_PEER = _SECONDS + len(Doing)
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -59,6 +61,21 @@ class Entry:
         row = self._row
         row[_SECONDS + int(row[_DOING])] += now - row[_SINCE]
         row[_DOING], row[_SINCE], row[_AWAITED] = doing, now, 0
+
+    def begins(self, doing: Doing, now: float, alone: bool) -> None:
+        """A step of this; `alone`: it depends on nobody else."""
+        self.turns(doing, now)
+        self._row[_STEPS] += 1
+        self._row[_RESTS] = not alone
+
+    def works(self) -> None:
+        """It does something that depends on nobody else."""
+        self._row[_EVENTS] += 1
+        self._row[_RESTS] = 0
+
+    def rests(self) -> None:
+        """It waits for others, or for something to do."""
+        self._row[_RESTS] = 1
 
     def awaits(self, peer: Node | None, now: float) -> None:
         """It has waited for this peer, and goes on waiting; what it has waited for another one is that one's."""
@@ -101,6 +118,7 @@ class Board:
         self._rows = memoryview(memory).cast("d")
         self._table: NDArray[np.float64] = np.frombuffer(memory).reshape(len(self._nodes), -1)
         self._before = np.zeros_like(self._table)  # as they were read last
+        self.own = Entry()  # of this process, where it has one
         self._read_at = now
 
     def number(self, node: Node) -> int | None:
@@ -115,7 +133,22 @@ class Board:
         row = self._rows[number * self._columns : (number + 1) * self._columns]
         self._table[number] = 0
         row[_SINCE], row[_INCARNATION] = now, 1 + node.incarnation
-        return Entry(row, self)
+        self.own = Entry(row, self)
+        return self.own
+
+    def sight(self, node: Node) -> Sight:
+        """How the process stands. One that has no entry yet is at work, if it will have one."""
+        number = self.number(node)
+        if number is None:
+            return Sight(node, 0)
+        row = self._table[number]
+        if row[_INCARNATION] != 1 + node.incarnation:
+            return Sight(node, -1, "other")
+        # An evaluation ends with what its metrics make of it, which is no batch like the others.
+        steps_on = row[_DOING] in (Doing.COMPUTING, Doing.APPLYING) and node.role != "evaluator"
+        work: Work = "step" if steps_on else "other"
+        moved, steps = float(row[_EVENTS] + row[_STEPS]), float(row[_STEPS])
+        return Sight(node, moved, "none" if row[_RESTS] else work, steps)
 
     def read(self, now: float, pids: Mapping[Node, int]) -> tuple[Spent, ...]:
         """What those processes have done since the last time."""

@@ -44,6 +44,7 @@ DOING = {
     **dict.fromkeys((Apply, CalculateVectors, AddPortions), Doing.APPLYING),
     **dict.fromkeys((JoinGroup, Gather), Doing.WAITING),
 }
+WITH_OTHERS = (JoinGroup, Gather, Step)  # these wait for others, but for what the host says that it does alone
 
 
 class Transport(Protocol):
@@ -201,8 +202,10 @@ class Driver:
         self._wait(None if latest == math.inf else max(0.0, latest - now), now)
 
     def _wait(self, timeout_s: float | None, now: float) -> None:
-        entry, held = self._entry, self._linked.held
-        if not self._host.busy and not entry.names:
+        entry, held, busy = self._entry, self._linked.held, self._host.busy
+        if not busy:
+            entry.rests()
+        if not busy and not entry.names:
             entry.turns(Doing.WAITING if held else Doing.OTHER, now)
             if held:
                 timeout_s = LONG_S if timeout_s is None else min(timeout_s, LONG_S)
@@ -234,6 +237,8 @@ class Driver:
 
     def _handle(self, event: Event) -> None:
         now = self._clock()
+        if not self._host.busy:
+            self._entry.works()
         if type(event) is StepTaken:
             self._entry.corrects(event.wait_s)
         for effect in self._linked.on(event, now):
@@ -259,7 +264,7 @@ class Driver:
                     carrier.admit(effect.node, effect.machine)
             else:
                 if (doing := DOING.get(type(effect))) is not None:
-                    self._entry.turns(doing, self._clock())
+                    self._entry.begins(doing, self._clock(), type(effect) not in WITH_OTHERS)
                 answer = self._host.perform(effect, now)
                 if answer is not None:
                     self._events.append(answer)

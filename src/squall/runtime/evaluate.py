@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,7 +14,9 @@ from squall.task import Task, loss_and_extras
 from squall.usercode.blame import note
 
 
-def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool = True) -> dict[str, float]:
+def evaluate(
+    task: Task, model: nn.Module, device: torch.device, *, loss: bool = True, on_batch: Callable[[], None] | None = None
+) -> dict[str, float]:
     """{"loss": ..., metric: ...} over `task.validate`; without the loss, if it is not wanted.
 
     Leaves the model in the mode that it was in.
@@ -28,6 +31,8 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, *, loss: bool =
     try:
         with torch.no_grad(), autocast:
             for count, batch in validation_batches(task):
+                if on_batch is not None:
+                    on_batch()
                 moved = to_device(batch, device)
                 for name, metric in begun.items():
                     what = "the loss" if name == "loss" else f"metric {name!r}"

@@ -141,7 +141,7 @@ class EvaluatorHost(Host):
     """A model on the evaluator's slot, which lies behind the replicas'."""
 
     def __init__(self, job: Job) -> None:
-        self._task = job.task
+        self._task, self._goes_on = job.task, job.alone
         slot = job.arena.shape.replicas
         self._device = job.device(slot)
         self._weights, self._layout, self._directory = job.arena.weights(slot, 0), job.layout, job.directory
@@ -151,7 +151,7 @@ class EvaluatorHost(Host):
         match effect:
             case EvaluateModel(buffer):
                 self._model.use(buffer)
-                return ModelEvaluated(evaluate(self._task, self._model.model, self._device))
+                return ModelEvaluated(evaluate(self._task, self._model.model, self._device, on_batch=self._goes_on))
             case KeepWeights():
                 return best.keep(self._directory, effect, self._weights, self._layout)
             case End():

@@ -90,6 +90,11 @@ class Job:
     def entry(self, node: Node) -> Entry | None:
         return self.board.entry(node, time.monotonic()) if self.board is not None else None
 
+    def alone(self, alone: bool = True) -> None:
+        """For `protocol.hangs`: what this process does from now on depends on no other one, or it does."""
+        if self.board is not None:
+            self.board.own.works() if alone else self.board.own.rests()
+
     def with_shares(self) -> Job:
         """Before the task's model is changed: each part of a replica makes its own of it."""
         if self.plan.settings.parts == 1 or self.task.split is None:

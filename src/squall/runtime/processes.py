@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from squall.protocol.hangs import State
+
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 MAX_INT = 2**31 - 1
@@ -48,6 +50,17 @@ def standing_still(session: int) -> list[str]:
                 title = (path / "cmdline").read_text().replace("\0", " ").strip()
                 found.append(f"{title} (pid {path.name}) is stopped: kill -CONT {path.name}")
     return found
+
+
+STATES: dict[str, State] = {"T": "stopped", "t": "traced", "D": "disk"}
+
+
+def state_of(pid: int) -> State:
+    """What the kernel says of a process; one that has ended runs."""
+    try:
+        return STATES.get(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split(maxsplit=1)[0], "runs")
+    except OSError:
+        return "runs"
 
 
 def fork() -> int:

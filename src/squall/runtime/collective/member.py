@@ -32,7 +32,7 @@ class Member:
     def __init__(self, job: Job, slot: int) -> None:
         work = job.recipe.work
         assert isinstance(work, Collective)
-        self.task = job.task
+        self.task, self.alone = job.task, job.alone
         self.device = job.device(slot)
         self.vector = job.initial.to(self.device, copy=True) if job.own is None else job.own
         self.backward = Backward(job.task, job.layout, [self.vector], job.plan.seed, self.device, job.inside)

@@ -33,15 +33,20 @@ class _Loss(nn.Module):
     So the loss has the user's own model, with its attributes. Of no batch it is zero, with gradients of zero.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, alone: Callable[[bool], None]) -> None:
+        """`alone`: says that what begins now depends on no other member, or that it does."""
         super().__init__()
         self.model = task.model
         self._loss = task.loss
+        self._alone = alone
 
     def forward(self, batch: Batch | None) -> Any:
         if batch is None:
             return sum((parameter * 0).sum() for parameter in self.model.parameters())
-        return self._loss(self.model, batch)
+        self._alone(True)
+        loss = self._loss(self.model, batch)
+        self._alone(False)
+        return loss
 
 
 class GroupedMember:
@@ -88,8 +93,8 @@ class GroupedMember:
             dist.all_reduce(unused, group=group.torch)
             self.unused = bool(unused.item())
             self._wrapped = DistributedDataParallel(
-                _Loss(self.member.task), process_group=group.torch, forward_sync_buffers=False, init_sync=False,
-                gradient_as_bucket_view=True, find_unused_parameters=self.unused,
+                _Loss(self.member.task, self.member.alone), process_group=group.torch, forward_sync_buffers=False,
+                init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=self.unused,
             )  # fmt: skip
             self._inside.wrapped = self._wrapped
         if self.holding is not None:
@@ -140,7 +145,10 @@ class GroupedMember:
         share, members = member.share(effect), len(self._group.members) if self._group is not None else 1
         self._computed_at = started
         self._inside.scale = share * members  # torch divides by their number
-        loss = member.backward.differentiate(member.load(effect))
+        member.alone()
+        batch = member.load(effect)
+        member.alone(members == 1)
+        loss = member.backward.differentiate(batch)
         reduced = time.perf_counter()
         told = self.unused or self._wrapped is None
         if not told and any(parameter.grad is None for parameter in member.parameters):

@@ -28,6 +28,7 @@ INVARIANTS = {
     "I19": "who is said to be waited for is who lets others go on, and machines tell of their own processes alone",
     "I20": "what a coordinator tells is in the record once, whoever goes on in its place",
     "I21": "what is left out for NaN or Inf gave it twice, is no more than may be, and only more than that ends a run",
+    "I22": "a process that hangs is killed in time, and none that goes on by itself or stands still with its machine",
 }
 
 

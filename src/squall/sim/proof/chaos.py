@@ -15,6 +15,7 @@ from squall.protocol.policy import MachineRoom
 from squall.runtime.placement import ONE_PART, Parts
 from squall.runtime.wire import Network
 from squall.sim.proof import chaotic_machines as several
+from squall.sim.proof import hung
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -94,7 +95,6 @@ LONG = 0.03  # of the worlds have many batches, soon computed
 FOLLOWED = 0.4  # of the cuts, pauses and storms are followed by the death of somebody who is in them
 DOOMED = 0.15  # of the deaths are followed by those of all who start in the place
 LASTING_S = 4.0  # that an epoch takes longer where a place is left so: else it would be over before that is given up
-HUNG = 0.5  # of the user's stops find somebody who does not answer
 LAID = {True: ", spread", False: "", None: ", together"}  # parts
 MORTAL = ("replica", "evaluator")  # others start in their place
 # What a world may go without: the field, its value then, and the flag of `squall simulate` for that.
@@ -125,6 +125,7 @@ class Chaos:
     scripted: bool = False  # replicas are users' loops
     keeps: bool = False  # the best weights
     travels: bool = False  # hosts share no memory: payloads travel with their frames
+    watched: bool = False  # nurseries look for who hangs
     breaks_at: int | None = None  # computation with which a user's loop ends the training, by a break
     machines: int = 1  # that the run begins on; more may join
     parts: int = 1  # of each replica
@@ -180,6 +181,8 @@ def chaos(seed: int) -> Chaos:
     parts = several.parts_of(seed) if machines > 1 and strategy != DIVIDED else ONE_PART
     shards = 0 if grouped else shards
     paces = tuple(pace_s * chance.uniform(0.7, 1.4) * (slow if slot == 0 else 1.0) for slot in range(replicas))
+    if isinstance(_recipe(strategy, replicas, shards).work, Loop):
+        paces = hung.slowed(seed, paces, examples // batch_size * epochs)
     breaks = random.Random(f"{seed} breaks")  # of its own, as `keeps`: all else of a seed's world stays as it was
     events = 40 + 4 * (examples // batch_size) * epochs * (shards + 2)  # about as many as the run will have
     return _doomed(Chaos(
@@ -188,18 +191,19 @@ def chaos(seed: int) -> Chaos:
         paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
-        faults=several.slow_stops(seed, machines, _hung(
+        faults=several.slow_stops(seed, machines, hung.at_stops(
             seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
             + several.lies_and_jams(seed, machines, replicas, events) + deaths_of_shards(seed, shards, events)
             + deaths_of_coordinators(seed, events)
             + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ())
+            + hung.hangs(seed, machines, _others(replicas, shards), events)
             + rots(seed, events),
             _others(replicas, shards),
         )), machines=machines, parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,
-        breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
+        watched=hung.watched(seed), breaks_at=breaks.randint(1, 3 * batches) if breaks.random() < BREAKS else None,
     ))  # fmt: skip
 
 
@@ -227,14 +231,6 @@ def _others(replicas: int, shards: int) -> list[Role]:
     return [
         *(Role("shard", i) for i in range(shards)), *(Role("replica", i) for i in range(replicas)), Role("evaluator"),
     ]  # fmt: skip
-
-
-def _hung(seed: int, faults: tuple[Fault, ...], others: list[Role]) -> tuple[Fault, ...]:
-    """The faults, and processes that stand still when the user stops the run, for longer than a user waits."""
-    chance = random.Random(f"{seed} hung")  # of its own: all else of a seed's world stays as it was
-    stops = [fault.at for fault in faults if isinstance(fault, UserStop) and chance.random() < HUNG]
-    pauses = [Pause(max(0, at - chance.randint(0, 10)), 30.0, chance.choice(others)) for at in stops]
-    return tuple(sorted((*faults, *pauses), key=lambda fault: fault.at))
 
 
 def _doomed(world: Chaos) -> Chaos:

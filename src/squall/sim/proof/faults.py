@@ -78,6 +78,19 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Hang:
+    """The process does nothing any more, stopped or in the midst of what it computes, until somebody kills it."""
+
+    at: int
+    seconds: float  # in which it is
+    part: Role
+    stopped: bool
+
+    def __str__(self) -> str:
+        return f"{self.part} hangs, {'stopped' if self.stopped else 'as if it computed'}"
+
+
+@dataclass(frozen=True)
 class Kill:
     """The process is gone. A replica or evaluator is replaced; without a shard or the coordinator the run resumes."""
 
@@ -185,6 +198,18 @@ class MachineGone:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """The machine stands still with all its processes, and goes on."""
+
+    at: int
+    seconds: float
+    machine: int
+
+    def __str__(self) -> str:
+        return f"machine {self.machine} stands still for {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
 class MachineLeaves:
     """Its user takes the machine back, in order."""
 
@@ -243,7 +268,9 @@ class Lie:
 
 
 OfMachines = Partition | Jam | MachineGone | MachineLeaves | MachineComes
-Fault = Weather | Cut | Pause | Kill | Skew | Spoil | Rot | Tear | FullDisk | UserStop | Lie | OfMachines
+Fault = (
+    Weather | Cut | Pause | Hang | Suspend | Kill | Skew | Spoil | Rot | Tear | FullDisk | UserStop | Lie | OfMachines
+)
 
 
 class FaultyWire:

@@ -30,10 +30,9 @@ class LastFiles:
                 if frame.message.number > self._number:
                     self._number, self.asked_at, self._heard = frame.message.number, now, {}
                 self._heard[to] = -math.inf
-            case FrameArrived(sender, frame) if isinstance(frame.message, SnapshotTaken):
-                self._hear(sender, math.inf)  # the link may hold it for a moment
-            case FrameArrived(sender, frame) if isinstance(frame.message, SnapshotPiece):
-                self._hear(sender, now)
+            case FrameArrived(sender, frame) if isinstance(frame.message, SnapshotTaken | SnapshotPiece):
+                if frame.message.number == self._number:  # else it comes again, of one before; a link may hold it
+                    self._hear(sender, math.inf if isinstance(frame.message, SnapshotTaken) else now)
             case PublishSnapshot() | Remark("error"):
                 self._heard = {}
             case PeersHeard(nodes):

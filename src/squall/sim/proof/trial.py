@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import Cause, Effect, End
+from squall.protocol.effects import Cause, Effect, End, KillMember
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.leases import Limits
 from squall.protocol.link import Linked
@@ -34,6 +34,7 @@ from squall.sim.proof.faults import (
     Fault,
     FaultyWire,
     FullDisk,
+    Hang,
     Kill,
     Lie,
     MachineGone,
@@ -43,10 +44,12 @@ from squall.sim.proof.faults import (
     Rot,
     Skew,
     Spoil,
+    Suspend,
     Tear,
     UserStop,
     Weather,
 )
+from squall.sim.proof.hung import Stillness
 from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
@@ -120,6 +123,7 @@ class Trial:
         )
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
+        self._stillness = Stillness(self.world, self._machines.of, chaos.watched, max(chaos.paces))
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
         hosts.poison, hosts.disk, hosts.together = self._poison, self._disk, 3
@@ -223,10 +227,8 @@ class Trial:
                 self._wire.begin(fault, self.world.now)
             case _ if isinstance(fault, OfMachines):
                 self.happened[kind] -= not self._machines.cause(fault)
-            case Pause(_, seconds, part):
-                self._machines.silenced |= part.role == "nursery"
-                for node in self._nodes(part):
-                    self.world.pause(node, seconds)
+            case Pause() | Hang() | Suspend():
+                self._machines.silenced |= self._stillness.cause(fault)
             case Kill(_, Role("nursery", 0)):  # with all that was there, and the launching process
                 for node in (NURSERY, *self._machines.there(0)):
                     self.world.kill(node)
@@ -259,12 +261,14 @@ class Trial:
         if not dies_within(self.run.journals, fault):
             self._strike(fault.part)
 
-    def _strike(self, part: Role) -> None:
+    def _strike(self, part: Role, dies: bool = False) -> None:
+        """`dies`: it is killed by its nursery."""
         self._deaths[Role.of(whole(Node(part.role, part.index), self.chaos.parts))] += 1
         for node in self._nodes(part):
             if part.role in MORTAL:
                 self.run.hosts.memories[node].in_use.pop(node.index, None)
-            self.world.kill(node)
+            if not dies:
+                self.world.kill(node)
 
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
@@ -294,6 +298,10 @@ class Trial:
         self._touched = node
         if self._watch is not None:
             self._watch((self._lived_s + now, node, what))
+        if isinstance(what, KillMember) and what.why:
+            self._excused[what.node.role] += 1
+            self._strike(Role.of(what.node), dies=True)
+        self._stillness.watch(node, what)
         if node == COORDINATOR and self.run.repeats(what):
             return
         self._machines.watch(node, what)
