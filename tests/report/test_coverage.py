@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from squall.record.rows import Row, SkipRow
 from squall.report import Audit, Reader, audit
-from squall.report.coverage import spans_of
+from squall.report.spans import spans_of
 from tests.report.conftest import lease, state, work, write
 
 SIZE = 40

@@ -84,8 +84,11 @@ class Journal:
         self._words[2 + half] = 0
         self._words[0] = half
 
-    def succeed(self, updates: int) -> Journaled:
-        """The state of who has died, behind the last event; `updates` are in its numbers."""
+    def succeed(self, updates: int, copied: int | None = None) -> Journaled:
+        """The state of who has died, behind the last event.
+
+        `updates` are in its numbers, or were: `copied` are in their copy, if they are torn.
+        """
         state, *entries = self._entries(_HEADER + self._words[0] * self._half)
         linked: Journaled = pickle.loads(state)
         events = []
@@ -95,7 +98,7 @@ class Journal:
         word = self._words[1]
         done = word & 0xFFFFFF if word >> 24 == self._number else 0
         self._at = 0
-        self.carried_out = linked.take_again(events, done, updates, self)
+        self.carried_out = linked.take_again(events, done, updates, self, copied)
         return linked
 
     def _put(self, at: int, data: bytes) -> int:

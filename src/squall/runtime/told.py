@@ -8,12 +8,14 @@ from typing import assert_never
 from msgspec.structs import astuple
 
 from squall.protocol import notes
+from squall.protocol.ledger import size
 from squall.protocol.nursery_messages import Spent
-from squall.record.rows import ActivityRow, EventRow, MemberRow, Row
+from squall.record.rows import ActivityRow, EventRow, LossRow, MemberRow, Row
 
 Told = (
     notes.ActivityTold | notes.MemberJoined | notes.MemberLeft | notes.MemberDied | notes.MemberReplaced
     | notes.MachineAdded | notes.MachineDied | notes.MachineLeft | notes.TargetReached | notes.Remark
+    | notes.UpdatesLost
 )  # fmt: skip
 
 
@@ -38,12 +40,21 @@ def rows_told(note: Told, time_s: float) -> Iterator[Row]:
             yield EventRow(time_s, "lost", f"machine {machine}, with {len(nodes)} processes: {why}")
         case notes.MachineLeft(machine):
             yield EventRow(time_s, "left", f"machine {machine}")
+        case notes.UpdatesLost():
+            yield from _lost(time_s, note)
         case notes.TargetReached(text):
             yield EventRow(time_s, "reached", text)
         case notes.Remark(kind, text):
             yield EventRow(time_s, kind, text)
         case _:
             assert_never(note)
+
+
+def _lost(time_s: float, note: notes.UpdatesLost) -> Iterator[Row]:
+    yield from (LossRow(time_s, note.shard, *span) for span in note.ranges)
+    examples, when = sum(map(size, note.ranges)), ", by a resume" if note.over else ""
+    text = f"shard {note.shard} died inside an update and went back from version {note.last:,} to {note.first:,}"
+    yield EventRow(time_s, "lost", f"{text}; {examples:,} examples are dealt again{when}")
 
 
 def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:

@@ -44,7 +44,7 @@ from squall.sim.proof.group_phantoms import GroupPhantomHosts, MemberPhantom, We
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
-from squall.sim.proof.mortal import Mortal, MortalJournal
+from squall.sim.proof.mortal import Mortal, MortalJournal, copies_every
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import restored
 from squall.sim.proof.share_phantoms import SharePhantom
@@ -128,7 +128,7 @@ class ChaoticRun(ABC):
         """A new process: its machine and its host."""
         old = self.hosts.shards[node.index] if node in self.journals else None  # what it holds outlives its process
         if old is not None and self.journals[node].begun:
-            return self.journals[node].succeed(old.version), old
+            return self.journals[node].succeed(old.version, old.torn() if self.journals[node].torn else None), old
         chaos, shards = self.chaos, self.recipe.shards
         if node.role == "part" and not shards:
             return Linked(Follower(node)), Premises()
@@ -196,6 +196,7 @@ class ChaoticLoopRun(ChaoticRun):
 
     def _begin(self) -> None:
         chaos, hosts, saved = self.chaos, self.hosts, self.saved
+        hosts.copies_every = copies_every(chaos.seed)
         if chaos.scripted:
             hosts.logs, hosts.leaves_out = True, leaves_out
         if chaos.scripted and self.recipe.work.several_steps:
@@ -213,7 +214,7 @@ class ChaoticLoopRun(ChaoticRun):
     def _machine(self, node: Node) -> Machine:
         exchanges = self.recipe.loop.exchanges
         if node.role == "shard":
-            return Shard(node.index, exchanges, self._version, self._examples)
+            return Shard(node.index, exchanges, self._version, self._examples, copied=True)
         size = self.chaos.batch_size
         return Replica(node, self.recipe.shards, size, exchanges, address=ADDRESS, part=self._part(node))
 
