@@ -119,7 +119,8 @@ class Journaled(Linked):
             taken += effects
             effects = self._take(event, now)
         self._left = without(left(effects, done), updates, self.machine)
-        if copied is not None and not isinstance(self._left[0], GoBack):  # which may be on its way already
+        on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
+        if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
         self._journal, self._succeeds = journal, True
         return [*taken, *effects[: len(effects) - len(self._left)]]
