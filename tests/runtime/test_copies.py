@@ -125,13 +125,14 @@ def test_copies_take_a_hundredth_of_the_time_at_most(took_s: float) -> None:
     assert made * took_s <= 100.0 / SHARE
 
 
-def test_no_copies_are_made_of_what_cannot_be_succeeded() -> None:
+def test_of_what_cannot_be_succeeded_there_are_no_copies_and_nothing_is_remembered() -> None:
     shard = Shard(ADAM)
     store, legacy = shard.store, shard.legacy
     legacy.numbers.hold("0:who", object())
     copying = Copying(legacy, store.weights, 0)
-    copying.rest()
+    copying.make()
     assert legacy.copy.updates == -1
+    assert copying.told() == CopyMade(0)
 
 
 def test_a_legacy_of_no_elements_is_there() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from squall.protocol.events import CopyMade
@@ -24,19 +24,22 @@ class Copying:
         """`before`: updates in the numbers when the attempt began."""
         self._numbers, self._copy = legacy.numbers, legacy.copy
         self._weights, self._before, self._clock = weights, before, clock
-        self._due = -torch.inf
+        self._due = -math.inf
+        self._upto = self._copy.updates
         self._made: CopyMade | None = None
 
     def rest(self) -> None:
-        if self._clock() >= self._due and not self._numbers.lacking and self._copy.updates != self._numbers.updates:
+        if self._clock() >= self._due and self._upto != self._numbers.updates:
             self.make()
 
     def make(self) -> None:
         began = self._clock()
-        self._copy.make(self._weights)
+        if not self._numbers.lacking:  # else nobody can succeed the shard, and nothing is to be remembered for that
+            self._copy.make(self._weights)
         ended = self._clock()
         self._due = ended + max(SELDOM_S, SHARE * (ended - began))
-        self._made = CopyMade(self._before + self._numbers.updates)
+        self._upto = self._numbers.updates
+        self._made = CopyMade(self._before + self._upto)
 
     def told(self) -> CopyMade | None:
         """The newest, once."""
