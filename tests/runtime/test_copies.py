@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +15,14 @@ from squall.protocol.events import CopyMade
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.copies import SELDOM_S, SHARE, Copying
+from squall.runtime.hosts import ShardHost
 from squall.runtime.job import initial_vector
 from squall.runtime.legacy import Copy, Legacy
+from squall.runtime.machines import with_legacies
 from squall.runtime.store import Store
 from squall.strategies import AsynchronousSGD, Downpour, Strategy
 from squall.vector import Layout
+from tests.parts.replica import job_of
 from tests.tasks import regression
 
 ADAM = Downpour(replicas=1, optimizer=partial(torch.optim.Adam, lr=0.1))
@@ -75,6 +80,30 @@ def test_who_goes_back_goes_on_as_from_the_copy(strategy: Strategy, before: int)
     assert same(as_it_is(other), kept)
     update(other)
     assert same(as_it_is(other), then)
+
+
+def test_the_copy_of_the_beginning_has_what_a_resume_has_brought() -> None:
+    before, shard = Shard(ADAM), Shard(ADAM)
+    update(before.store)
+    shard.store.take_up(as_it_is(before.store), 1)
+    shard.store.leave()
+    shard.legacy.copy.make(shard.store.weights)
+    shard.legacy.numbers.begin()
+    shard.store.weights.fill_(7.0)
+    other = shard.process()
+    other.go_back(shard.legacy.copy, 1)
+    assert same(as_it_is(other), as_it_is(before.store))
+
+
+def test_who_succeeds_one_that_died_over_a_copy_makes_another(tmp_path: Path) -> None:
+    job = with_legacies(replace(job_of(regression()()), directory=tmp_path))
+    legacy = job.legacies[0]
+    assert ShardHost(job, 0).poll() == CopyMade(0)
+    assert ShardHost(job, 0).poll() is None
+    with pytest.raises(RuntimeError):
+        legacy.copy.make(torch.zeros(1 + job.layout.length))
+    assert ShardHost(job, 0).poll() == CopyMade(0)
+    assert legacy.copy.updates == 0
 
 
 def test_a_copy_counts_when_it_is_whole() -> None:
