@@ -15,7 +15,7 @@ import pytest
 from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader, audit
 from tests import deep
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import Started, wait_for
 
 TASK = Path(__file__).with_name("hanging.py")
 SCRIPT = Path(__file__).with_name("hanging_script.py")
@@ -135,16 +135,7 @@ def test_nobody_is_killed_because_all_stood_still(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_is_stopped_is_succeeded(tmp_path: Path) -> None:
-    directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--epochs", "100000", "--hang-after", str(AFTER_S))
-    try:
-        run.wait_rows(ProgressRow, lambda row: True)
+    with training(tmp_path) as run:
         run.kill("coordinator", signal.SIGSTOP)
-        wait_for(lambda: run.replaced("coordinator 0"), START_S, "a successor")
+        assert "it was stopped for" in run.wait_replaced("coordinator 0")
         run.goes_on()
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish()[0] == 130
-    finally:
-        run.process.kill()
-        run.process.communicate()
-    assert any("coordinator 0: it hung: it was stopped for" in text for text in run.events("lost"))

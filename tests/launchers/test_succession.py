@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 import squall
-from squall.errors import SquallError
-from squall.record.rows import ProgressRow
+from squall.record.rows import EventRow, LossRow, ProgressRow
 from squall.report import Reader, audit
+from squall.runtime import copies
 from tests import deep
 from tests.launchers import blobs
 from tests.launchers.processes import Started, wait_for
@@ -62,28 +63,47 @@ def test_a_shard_on_another_machine_is_succeeded_there(tmp_path: Path) -> None:
         assert not any(part.missed for part in audit(reader).parts)
 
 
-class Deadly(torch.optim.SGD):
-    """Kills its process in the midst of an update, unless there is a file SPARED."""
+class Deadly(torch.optim.Adam):
+    """Kills its process in the midst of an update, once: that is noted in the file KILLED."""
 
     updates = 0
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        copies.SELDOM_S = math.inf  # so there is a copy of the beginning alone, and all updates are lost
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)
         self.updates += 1
-        if self.updates == 300 and not Path(os.environ["SPARED"]).exists():
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.updates == 300:
+            with suppress(FileExistsError):
+                Path(os.environ["KILLED"]).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_shard_that_dies_over_an_update_ends_the_run_which_goes_on_from_its_snapshot(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shards", deep.sweep([1, 2], 1))
+def test_a_shard_that_dies_inside_an_update_goes_back_to_its_copy(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, shards: int
 ) -> None:
-    spared = run_dir.with_name("spared")
-    monkeypatch.setenv("SPARED", str(spared))
-    strategy = squall.Downpour(replicas=2, shards=1, optimizer=partial(Deadly, lr=0.05))
-    settings = squall.Settings(snapshot_every_s=0.02)
-    with pytest.raises(SquallError, match=f"died over an update: squall resume {run_dir}"):
-        squall.fit(blobs.task, strategy, epochs=3, settings=settings, run_dir=run_dir)
-    spared.touch()
-    done = command("resume", run_dir)
-    assert done.returncode == 0, done.stderr
-    assert "finished: all data is trained" in done.stdout
+    """What it had applied since is trained again, and named; and a replay goes back as the run did."""
+    monkeypatch.setattr(copies, "SELDOM_S", copies.SELDOM_S)  # which is changed
+    monkeypatch.setenv("KILLED", str(run_dir.with_name("killed")))
+    strategy = squall.Downpour(replicas=2, shards=shards, optimizer=partial(Deadly, lr=0.05))
+    squall.fit(blobs.task, strategy, epochs=3, run_dir=run_dir)
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        found, lost = audit(reader), reader.rows(LossRow)
+        events = [event.text for event in reader.rows(EventRow) if event.kind == "lost"]
+    assert lost
+    assert found.complete
+    repeated = [
+        (part.epoch, at) for part in found.epochs for span in part.repeated for at in range(span.start, span.stop)
+    ]
+    told = [(row.epoch, at) for row in lost for at in range(row.start, row.stop)]
+    assert repeated == sorted(told)
+    text = f"inside an update and went back from version 299 to 0; {len(told):,} examples are dealt again"
+    assert any(text in event for event in events), events
+    assert sum(len(span) for spans in found.lost.values() for span in spans) == len(told)
+    assert "Of epoch 0 a shard that died inside an update had lost" in str(found)
+    replayed = command("replay", run_dir, "--check")
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert "the same, bit for bit" in replayed.stdout

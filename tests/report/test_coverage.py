@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.record.rows import Row, SkipRow
+from squall.record.rows import LossRow, Row, SkipRow
 from squall.report import Audit, Reader, audit
-from squall.report.coverage import spans_of
+from squall.report.spans import spans_of
 from tests.report.conftest import lease, state, work, write
 
 SIZE = 40
@@ -60,6 +60,21 @@ def test_an_older_record_names_no_reason_of_what_was_left_out(tmp_path: Path) ->
     with closing(sqlite3.connect(path)) as database:
         database.execute("ALTER TABLE skip DROP COLUMN why")
     assert said() == "Left out by the script: 16, at 16 to 31."
+
+
+def test_what_a_shard_has_lost_and_is_trained_again_is_named_with_it(tmp_path: Path) -> None:
+    losses = [LossRow(1.0, 0, 0, 64, 96), LossRow(1.0, 0, 0, 96, 128), LossRow(2.0, 1, 1, 0, 16)]
+    rows = [lease(0, 0, 1000), lease(0, 64, 128), lease(1, 0, 1000), lease(1, 0, 16), *losses]
+    found = audited(tmp_path, rows, epochs=2, examples_per_epoch=1000, status="finished", ended="data")
+    assert found.complete
+    assert str(found).splitlines() == [
+        "No example was missed in 2 finished epochs.",
+        "Epoch 0: 1,000 of 1,000 examples trained. Trained more than once: 64, at 64 to 127 (2 times).",
+        "Epoch 1: 1,000 of 1,000 examples trained. Trained more than once: 16, at 0 to 15 (2 times).",
+        "Of epoch 0 a shard that died inside an update had lost 64, dealt again: 64 to 127.",
+        "Of epoch 1 a shard that died inside an update had lost 16, dealt again: 0 to 15.",
+    ]
+    assert found.to_json_dict()["lost"] == [[0, 64, 128], [1, 0, 16]]
 
 
 def test_a_billion_examples_cost_no_more_than_ten() -> None:

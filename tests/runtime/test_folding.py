@@ -12,7 +12,7 @@ import pytest
 from squall.record.rows import LeaseRow
 from squall.record.writer import Record
 from squall.report import Reader
-from squall.report.coverage import coverage
+from squall.report.spans import coverage
 from squall.runtime.folding import Folding
 
 EXAMPLES = 12

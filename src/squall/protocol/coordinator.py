@@ -126,7 +126,7 @@ class Coordinator(MachineStaffing):
                     self._on_arriving(nodes, now, effects)
             case Refused(node, why):
                 self._on_refused(sender, node, why, now, effects)
-            case ProcessLost() | StopAsked() | Leaving() | Alive() | Activity() | Joined():
+            case ProcessLost() | ProcessStuck() | StopAsked() | Leaving() | Alive() | Activity() | Joined():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)

@@ -198,6 +198,19 @@ class SnapshotWritten(Event, frozen=True, gc=False):
     size: int = 0  # bytes that have to travel to the coordinator's machine; 0: the file is there
 
 
+class CopyMade(Event, frozen=True, gc=False):
+    """The shard's numbers of this version have a copy in memory that outlives its process."""
+
+    version: int
+
+
+class NumbersTorn(Event, frozen=True, gc=False):
+    """The process before this one has died inside an update: the numbers are those of the copy again."""
+
+    version: int  # of the copy
+    last: int  # to which the numbers had come, before that update
+
+
 class PieceWritten(Event, frozen=True, gc=False):
     """The answer to `WritePiece`."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from squall.protocol import messages, nursery_messages
+from squall.protocol import loss_messages, messages, nursery_messages
 from squall.protocol.answering import messages as answering
 from squall.protocol.collective import messages as collective
 from squall.protocol.messages import Count
@@ -18,7 +18,10 @@ from squall.protocol.sandblaster import messages as sandblaster
 LOST = -1  # the sender may lack what it has not acknowledged: send it again
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
 
-Message = messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message | answering.Message
+Message = (
+    messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message | answering.Message
+    | loss_messages.Message
+)  # fmt: skip
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):

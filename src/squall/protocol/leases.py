@@ -13,7 +13,8 @@ import msgspec
 
 from squall.protocol.effects import Cause
 from squall.protocol.ledger import Ledger, Range, gaps, size, without
-from squall.protocol.messages import Lease
+from squall.protocol.losses import Losses
+from squall.protocol.messages import Cover, Lease
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
 
@@ -56,6 +57,7 @@ class Leases:
         self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended` or the next one
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
         self._epochs_told = 0  # that are done, by the last `epoch_ended`
+        self.losses = Losses(0)  # of shards, where they go back to copies
 
     # ------------------------------------------------------------ dealing
 
@@ -125,7 +127,9 @@ class Leases:
             return None
         upto = min(upto, held.lease.stop)
         if upto > held.done:
-            self.trained += upto - held.done
+            lost = self.losses.within(held.lease, held.done, upto)
+            self.trained += upto - held.done - sum(map(size, lost))
+            self._put_back(lost)
             held.done = upto
         if held.done < held.lease.stop:
             return None
@@ -151,15 +155,32 @@ class Leases:
 
     def _return(self, ended: LeaseEnded) -> None:
         if ended.done < ended.lease.stop:
-            self.returned.append(Range(ended.lease.epoch, ended.done, ended.lease.stop))
-            self.returned.sort()
+            self._put_back([Range(ended.lease.epoch, ended.done, ended.lease.stop)])
+
+    def _put_back(self, spans: Sequence[Range]) -> None:
+        self.returned = sorted([*self.returned, *spans]) if spans else self.returned
+
+    def kept(self, shard: int, covers: Sequence[Cover]) -> None:
+        """The shard cannot lose these any more."""
+        self.losses.kept(shard, covers, self.held)
+
+    def lose(self, shard: int, covers: Sequence[Cover]) -> list[Range]:
+        """The shard has lost what it had applied of these leases since its last copy. Returns what is dealt again.
+
+        What has not been told yet of a lease that is held comes back when it is.
+        """
+        at_once, later = self.losses.lose(shard, covers, self.held)
+        self.trained -= sum(map(size, at_once))
+        self._put_back(at_once)
+        return [*at_once, *later]
 
     def _end(self, held: _Held) -> LeaseEnded:
         del self.held[held.lease.id]
         self._held_of[held.lease.epoch] -= 1
         if not self._held_of[held.lease.epoch]:
             del self._held_of[held.lease.epoch]
-        return LeaseEnded(held.lease, held.holder, held.granted_s, held.done)
+        self.losses.ended(ended := LeaseEnded(held.lease, held.holder, held.granted_s, held.done))
+        return ended
 
     # ------------------------------------------------------------ questions
 
@@ -200,6 +221,7 @@ class Leases:
             *self.returned,
             *(Range(h.lease.epoch, h.done, h.lease.stop) for h in self.held.values() if h.done < h.lease.stop),
         ]
+        lost = {str(h.lease.id): self.losses.within(h.lease, h.done, h.lease.stop) for h in self.held.values()}
         return {
             "examples": self.examples,
             "epoch": self.epoch,
@@ -210,6 +232,7 @@ class Leases:
             "remaining": [list(r) for r in sorted(remaining)],
             "held": {str(h.lease.id): _held_state(h) for h in self.held.values()},
             "quarantined": [list(batch) for batch in self.quarantined if batch.epoch >= self.epochs_done()],
+            "lost": {lease: list(map(list, spans)) for lease, spans in lost.items() if spans},
         }
 
     def extended(self, state: dict[str, object], progress: Mapping[str, int]) -> dict[str, object]:
@@ -241,9 +264,10 @@ class Leases:
                 continue
             epoch, _, done, stop, _ = held
             remaining.remove(Range(epoch, done, stop))
-            leases.trained += min(upto, stop) - done
-            if upto < stop:
-                remaining.append(Range(epoch, upto, stop))
+            lost = [Range(epoch, each.start, min(each.stop, upto)) for each in kept.lost.get(str(lease), ())]
+            left = [span for span in (*lost, Range(epoch, upto, stop)) if span.start < span.stop]
+            leases.trained += stop - done - sum(map(size, left))
+            remaining += left
         if kept.since:
             leases._add_since(kept, dict(progress), remaining)
         leases.returned = sorted(remaining)

@@ -30,6 +30,7 @@ class Ledger(msgspec.Struct):
     next_id: int = 0
     remaining: list[Range] = []
     held: dict[str, _HeldState] = {}  # by lease
+    lost: dict[str, list[Range]] = {}  # of held ones: what a shard has lost, and nobody has told as trained
     since: dict[str, _HeldState] = {}  # alike: granted later, and partly in the files
     quarantined: list[Range] = []  # batches of epochs under way that gave NaN or Inf twice
     dealt: list[int] = []  # with `since`: epoch, cursor, steps and next_id at the end
@@ -48,9 +49,9 @@ def size(span: Range) -> int:
     return span.stop - span.start
 
 
-def gaps(found: Iterable[tuple[int, int]], examples: int) -> list[tuple[int, int]]:
-    """What is in none of these ranges, which may overlap, of so many examples."""
-    left, at = [], 0
+def gaps(found: Iterable[tuple[int, int]], examples: int, at: int = 0) -> list[tuple[int, int]]:
+    """What is in none of these ranges, which may overlap, of so many examples, or of those from `at` on."""
+    left = []
     for start, stop in sorted(found):
         if start > at:
             left.append((at, start))

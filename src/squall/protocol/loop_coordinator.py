@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from squall.protocol import notes
 from squall.protocol.closing import Phase
 from squall.protocol.coordinator import Coordinator
 from squall.protocol.dealing import Dealer
@@ -12,6 +13,8 @@ from squall.protocol.exchanges import Exchanges
 from squall.protocol.frames import Message
 from squall.protocol.leases import Leases
 from squall.protocol.ledger import Range
+from squall.protocol.loss_messages import Kept, UpdatesLost
+from squall.protocol.losses import Losses
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied, common
 from squall.protocol.messages import (
@@ -38,6 +41,8 @@ class LoopCoordinator(Coordinator):
         self.dealer = Dealer(policy.replicas, exchanges, leases)
         self._requests: dict[Node, None] = {}  # replicas that wait for a grant
         self._skips: dict[int, list[tuple[int, int]]] = {}  # lease -> examples left out of it
+        self.leases.losses = Losses(policy.shards if policy.succeeds else 0)
+        self._sure_at = 0  # view that a shard was replaced before: when it is seen, its successor has said what is lost
         self._starved: dict[Node, None] = {}  # waiting replicas that were told that there is nothing for now
 
     # ------------------------------------------------------------ what the base asks
@@ -66,6 +71,10 @@ class LoopCoordinator(Coordinator):
             case Dropped(lease):
                 self._close(self.leases.drop(lease, sender), effects)
                 self._proceed(now, effects)
+            case Kept(covers):
+                self.leases.kept(sender.index, covers)
+            case UpdatesLost():
+                self._on_updates_lost(sender, message, now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {message!r}")
 
@@ -106,13 +115,30 @@ class LoopCoordinator(Coordinator):
         self.dealer.forget(node)
 
     def _over(self) -> tuple[Cause, str] | None:
-        return self.leases.over()
+        return self.leases.over() if self.members.reached >= self._sure_at else None
 
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
 
     def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
         return self.leases.extended(ledger, progress)
+
+    # ------------------------------------------------------------ losses
+
+    def _on_shard_lost(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
+        super()._on_shard_lost(shard, why, now, effects)
+        if self.phase is not Phase.ENDED:
+            self.members.renew()
+            self._sure_at = self.members.number + 1
+            self._show_view(effects)
+
+    def _on_updates_lost(self, shard: Node, lost: UpdatesLost, now: float, effects: list[Effect]) -> None:
+        again = self.leases.lose(shard.index, lost.covers)
+        over = self.phase is not Phase.RUNNING
+        effects.append(notes.UpdatesLost(shard.index, lost.first, lost.last, tuple(again), over))
+        if self._snapshots.under_way and shard in self._snapshots.awaited:
+            self._snapshots.begin_anew(self._ledger(), effects)  # its file will lack what the ledger had
+        self._proceed(now, effects)
 
     # ------------------------------------------------------------ leases
 
@@ -135,10 +161,10 @@ class LoopCoordinator(Coordinator):
         if covers:
             for fruitful in (node, *self._shards):
                 self._replacing.fruitful(fruitful)
-        warming = self.dealer.warming_up
+        warming, returned = self.dealer.warming_up, len(self.leases.returned)
         for cover in covers:
             self._close(self.leases.done(cover.lease, cover.upto, node), effects)
-        if warming and not self.dealer.warming_up:
+        if (warming and not self.dealer.warming_up) or len(self.leases.returned) > returned:  # what a shard has lost
             self._proceed(now, effects)
         if self.leases.epoch_ended() and self.policy.evaluate and self._over() is None:
             self._evaluations.ask(effects)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from squall.protocol.effects import Effect
+from squall.protocol.ledger import Range
 from squall.protocol.messages import Lease, Skip, Stats, Weights
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Spent
@@ -107,6 +108,19 @@ class IterationDone(Effect, frozen=True, gc=False):
     trained: int  # examples so far
 
 
+class UpdatesLost(Effect, frozen=True, gc=False):
+    """A shard has died inside an update, and gone back from version `last` to its copy at version `first`.
+
+    It has lost these examples, which are dealt again, or, where no others have to be trained, by a resume.
+    """
+
+    shard: int
+    first: int
+    last: int
+    ranges: tuple[Range, ...]
+    over: bool = False  # nothing is dealt any more
+
+
 class EvaluationAsked(Effect, frozen=True, gc=False):
     """The evaluator will tell `WeightsMeasured`."""
 
@@ -144,7 +158,8 @@ class Remark(Effect, frozen=True, gc=False):
     text: str
 
 
-Urgent = MemberDied | MemberReplaced | MachineDied | TargetReached | Remark  # somebody may be waiting to see it
+# Somebody may be waiting to see it.
+Urgent = MemberDied | MemberReplaced | MachineDied | UpdatesLost | TargetReached | Remark
 Note = (
     WorkReported | ActivityTold | LeaseEnded | BatchLeftOut | EvaluationAsked | WeightsMeasured | IterationDone
     | SnapshotAsked | AnswersFound | TrainingBegan | TrainingOver | MemberJoined | MemberLeft | MachineAdded

@@ -48,6 +48,10 @@ class Parcelled:
         return self.machine.version
 
     @property
+    def examples(self) -> int:
+        return self.machine.examples
+
+    @property
     def held(self) -> bool:
         return bool(self._held) or (isinstance(self.machine, Awaiting) and self.machine.held)
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from squall.protocol.clocks import Clocks
 from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, Term
-from squall.protocol.events import Event, MessageArrived, TimePassed
+from squall.protocol.events import CopyMade, Event, MessageArrived, NumbersTorn, TimePassed
 from squall.protocol.exchanges import Exchanges, mean_factors
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, Exchanged, Member, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
 from squall.protocol.pushed_work import covered
 from squall.protocol.shard_duties import ShardDuties
+from squall.protocol.unsaved import Unsaved
 
 LEASES_KEPT = 64  # of each replica; with `reports.REPORT_LEASES` unreported ones, the coordinator knows of all others
 
@@ -46,8 +47,12 @@ class _Replica:
 
 
 class Shard(ShardDuties):
-    def __init__(self, index: int, exchanges: Exchanges, version: int = 0, examples: int = 0) -> None:
+    def __init__(
+        self, index: int, exchanges: Exchanges, version: int = 0, examples: int = 0, copied: bool = False
+    ) -> None:  # fmt: skip
+        """`copied`: its host makes copies of its numbers, and it can go back to them."""
         super().__init__(index, version, examples)
+        self._unsaved = Unsaved(copied)
         self.rules = exchanges.rules
         self._covers_at_most = exchanges.cadence.push_every  # in a push: each batch may be of another lease
         self._newest = 0  # the highest clock of a replica
@@ -69,6 +74,10 @@ class Shard(ShardDuties):
             self._on_exchange(event.sender, event.message, now, effects)
         elif type(event) is TimePassed:
             self._settle(now, effects)
+        elif type(event) is CopyMade:
+            self._unsaved.kept(event, effects)
+        elif type(event) is NumbersTorn:
+            self.examples -= self._unsaved.lost(event, effects)
         else:
             self._on_duty(event, now, effects)
         return effects
@@ -145,7 +154,12 @@ class Shard(ShardDuties):
             effects.append(Apply((term,), 1 / len(self._replicas), exchange.clock, rate, exchange.factors))
             self.version += 1
             self.examples += exchange.examples
+        self._note(replica, exchange)
+
+    def _note(self, replica: _Replica, exchange: Exchange) -> None:
+        """It is applied."""
         replica.cover(exchange.covers)
+        self._unsaved.add(self.version, exchange.examples, exchange.covers)
 
     def _answer_when_due(self, replica: _Replica, exchange: Exchange, effects: list[Effect]) -> None:
         """At once where no bound can hold it; what waits is answered by `_release`."""
@@ -220,7 +234,7 @@ class Shard(ShardDuties):
         for node, exchange in ordered:
             replica = self._replicas[node]
             replica.staleness = stale - exchange.basis if exchange.examples else -1
-            replica.cover(exchange.covers)
+            self._note(replica, exchange)
             self._answer(replica, exchange, effects)
 
     def _answer(self, replica: _Replica, exchange: Exchange, effects: list[Effect], dropped: bool = False) -> None:

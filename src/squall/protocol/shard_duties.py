@@ -88,9 +88,10 @@ class ShardDuties(ABC):
                     self.view = view
                     self._on_view(view, now, effects)
             case MessageArrived(_, TakeSnapshot(number)):
-                self._snapshots[number] = SnapshotTaken(number, self.version, self._progress(), examples=self.examples)
+                taken = SnapshotTaken(number, self.version, self._progress(), examples=self.examples)
+                self._snapshots = {number: taken}  # one before it, that is not answered, was given up
                 effects.append(WriteSnapshot(number, self.version))
-            case SnapshotWritten(number, error, checksum, size):
+            case SnapshotWritten(number, error, checksum, size) if number in self._snapshots:
                 taken = msgspec.structs.replace(self._snapshots.pop(number), error=error, checksum=checksum)
                 self._travelling = Travelling(taken, size)
                 self._send_piece(effects)
@@ -107,7 +108,7 @@ class ShardDuties(ABC):
             case Started():
                 for taken in list(self._snapshots.values()):
                     self._write_again(taken, effects)
-            case TimePassed():
+            case TimePassed() | SnapshotWritten():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")

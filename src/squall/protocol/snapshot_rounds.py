@@ -66,6 +66,11 @@ class SnapshotRounds:
         self._answers, self._received, self._heard = {}, {}, {}
         effects.extend(Send(shard, TakeSnapshot(self.newest)) for shard in writers)
 
+    def begin_anew(self, ledger: dict[str, object], effects: list[Effect]) -> None:
+        """What one of those who write it had, and the ledger says, is lost."""
+        self._ledger = ledger
+        self.ask_again(self._shards, effects)
+
     def came(self, nodes: Iterable[Node], now: float) -> None:
         """Something of these has arrived, though perhaps no whole piece of a file."""
         self._heard |= dict.fromkeys(nodes, now)

@@ -17,6 +17,7 @@ from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.collective import messages as c
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
+from squall.protocol.loss_messages import Kept, UpdatesLost
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster import messages as s
 
@@ -61,6 +62,7 @@ def _and(more: Says) -> Says:
 LOOP = _and({
     ("coordinator", "replica"): frozenset({m.Grant, m.SkipNoted}),
     ("replica", "coordinator"): frozenset({m.LeaseRequest, m.Dropped, m.Logged, m.NonFinite, m.Skip}),
+    ("shard", "coordinator"): frozenset({Kept, UpdatesLost}),
 })  # fmt: skip
 BATCHES = _and({
     ("coordinator", "replica"): frozenset({s.Portion}),

@@ -9,6 +9,10 @@ A successor has the dead one's name and goes on behind the same links. It first 
 event's effects, then sends again what nobody has acknowledged, and asks its peers for the same, since what had come to
 the dead one and was not taken is lost. What its host had been asked for and had not answered, its machine asks for
 again when it starts.
+
+A shard that dies inside an update leaves numbers that are torn. They go back to a copy (`GoBack`) before anything else.
+That update is then made on the copy: its pushes still lie in their slots, because nobody had an answer. The machine
+stays where it is, but for what it knows of the updates between the copy and that one, which are lost (`NumbersTorn`).
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from squall.protocol.effects import Apply, Effect, Transmit, WriteSnapshot
-from squall.protocol.events import Event, Started
+from squall.protocol.events import Event, NumbersTorn, Started
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
+from squall.protocol.messages import Exchanged
+from squall.protocol.unsaved import GoBack
 
 
 class Journal(Protocol):
@@ -49,6 +55,7 @@ class Journaled(Linked):
         self._journal = journal
         self._left: Sequence[Effect] = ()  # by the one before, to be carried out
         self._succeeds = False
+        self._torn: NumbersTorn | None = None  # by the one before
         self._early = False  # in a world what a process that starts slowly finds waiting may come before `Started`
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,19 +76,42 @@ class Journaled(Linked):
             return []
         effects: list[Effect] = []
         if self._succeeds:
-            effects, self._left, self._succeeds = list(self._left), (), False
+            back = self._go_back(now)
+            effects, self._left, self._succeeds = [*back, *self._left], (), False
             self._ask_again(now, effects)
             if type(event) is not Started:
                 self._early = True
                 effects += super().on(Started(), now)
         return effects + super().on(event, now)
 
+    def _go_back(self, now: float) -> list[Effect]:
+        if self._torn is None:
+            return []
+        machine: Any = self.machine
+        torn, self._torn, before = self._torn, None, machine.examples
+        super().on(torn, now)  # what it says now is among what is sent again
+        self._reduce(torn.last, before - machine.examples)
+        return [GoBack(torn.version)]
+
+    def _reduce(self, version: int, lost: int) -> None:
+        """So many examples are not behind later weights than of this version, of which only answers to come tell."""
+        self._left = [
+            replace(each, frame=replace(each.frame, message=_reduced(each.frame.message, version, lost)))
+            if isinstance(each, Transmit) else each
+            for each in self._left
+        ]  # fmt: skip
+        for link in self._links.values():
+            for place, (number, send) in enumerate(link.unacked):
+                link.unacked[place] = number, replace(send, message=_reduced(send.message, version, lost))
+
     def take_again(
-        self, events: Iterable[tuple[Event, float]], done: int, updates: int, journal: Journal
+        self, events: Iterable[tuple[Event, float]], done: int, updates: int, journal: Journal,
+        copied: int | None = None,
     ) -> list[tuple[Effect, float]]:  # fmt: skip
         """Go on behind these events. Returns the effects that are carried out, and when their events came.
 
-        Of the last event's effects `done` steps are; the numbers have so many updates.
+        Of the last event's effects `done` steps are; the numbers have so many updates, or are torn behind them, and
+        there is a copy with `copied`.
         """
         taken: list[tuple[Effect, float]] = []
         effects: list[Effect] = []
@@ -90,8 +120,17 @@ class Journaled(Linked):
             taken += [(effect, at) for effect in effects]
             effects, at = self._take(event, now), now
         self._left = without(left(effects, done), updates, self.machine)
+        on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
+        if copied is not None and not on_its_way:
+            self._torn = NumbersTorn(copied, updates)
         self._journal, self._succeeds = journal, True
         return [*taken, *((effect, at) for effect in effects[: len(effects) - len(self._left)])]
+
+
+def _reduced(message: Any, version: int, lost: int) -> Any:
+    if isinstance(message, Exchanged) and message.version > version:
+        return replace(message, examples=message.examples - lost)
+    return message
 
 
 def steps(effect: Effect) -> int:

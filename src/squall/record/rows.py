@@ -196,6 +196,20 @@ class SkipRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LossRow:
+    """A shard lost examples ``[start, stop)`` of the epoch's order that it had applied, as it died inside an update.
+
+    They are trained again: its copy of its numbers, to which it went back, was older.
+    """
+
+    time_s: float  # seconds of training
+    shard: int
+    epoch: int
+    start: int  # positions in the epoch's order
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemberRow:
     """A process came or went."""
 
@@ -248,7 +262,7 @@ class StateRow:
 
 
 Row = (
-    MetricRow | ProgressRow | PartRow | ActivityRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | MemberRow
+    MetricRow | ProgressRow | PartRow | ActivityRow | ExtraRow | StalenessRow | LeaseRow | SkipRow | LossRow | MemberRow
     | EventRow | StateRow
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from squall.record.rows import (
     ActivityRow,
     ExtraRow,
     LeaseRow,
+    LossRow,
     MetricRow,
     PartRow,
     ProgressRow,
@@ -280,7 +281,7 @@ class Record:
         lease of which the snapshot holds something is told anew. What waits is written as well.
         """
         with self._patience(), self._transaction():
-            for table in (*get_args(Report), MetricRow):
+            for table in (*get_args(Report), MetricRow, LossRow):
                 self._db.execute(f"DELETE FROM {table_name(table)} WHERE time_s > ?", (time_s,))
             self._db.execute("DELETE FROM lease WHERE lease >= ?", (first_lease,))
             self._db.execute("DELETE FROM skip WHERE lease >= ?", (next_lease,))

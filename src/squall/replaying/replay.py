@@ -51,6 +51,7 @@ from squall.runtime.records import (
     Delivered,
     Pushed,
     Saved,
+    WentBack,
 )
 from squall.runtime.replay_starts import replica_logs
 from squall.runtime.schedule import Damaged
@@ -231,6 +232,7 @@ class Replay:
                         shard.put_back(term)
                 shard.host.perform(update, 0.0)
                 shard.version += 1
+                shard.keep()
                 pushes = [(term.owner, term.clock) for term in update.terms]
                 shard.applied.update(owner for owner, _ in pushes)
                 self._stopped |= self._observer.updated(shard, pushes, applied.fingerprint)
@@ -247,6 +249,8 @@ class Replay:
                     return False
             case Saved() as saved:
                 self._stopped |= self._observer.saved(shard, saved)
+            case WentBack(version):
+                shard.go_back(version)
             case None:
                 return False
             case _:

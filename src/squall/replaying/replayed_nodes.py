@@ -31,6 +31,7 @@ from squall.runtime.records import (
     Pushed,
     Saved,
     ScheduleRecord,
+    WentBack,
     records,
 )
 from squall.runtime.replay_starts import ShardCut, home, kept_push, kept_state, put_back, shard_logs
@@ -186,6 +187,8 @@ class ReplayedShard(ReplayedNode):
         self.applied = Counter[Node]()  # pushes of each replica, so far
         self.delivered = Counter[Node]()  # to each replica, so far
         self.added: list[tuple[Node, int]] = []  # pushes in the sum since the last calculation
+        self._returns = Counter[int]()  # to a version, in all
+        self._kept: dict[int, dict[str, Tensor]] = {}  # states that it will return to
         for record in self.all():
             if isinstance(record, Applied):
                 for term in record.update.terms:
@@ -194,6 +197,9 @@ class ReplayedShard(ReplayedNode):
                 self.clocks.setdefault(record.owner, array("q")).append(record.clock)
             elif isinstance(record, Delivered):
                 self.deliveries[record.to] += 1
+            elif isinstance(record, WentBack):
+                self._returns[record.version] += 1
+        self.keep()
 
     def _leads_to(self, path: Path, last: ScheduleRecord | None) -> bool:
         return isinstance(last, Saved) and path.parent == home(self._attempt, last.number)
@@ -210,6 +216,23 @@ class ReplayedShard(ReplayedNode):
             node = Node.parse(name)
             self.delivered[node] = count
             self.deliveries[node] += count
+
+    def keep(self) -> None:
+        """The state of now, if it will be needed again."""
+        if self._returns[self.version]:
+            self._kept[self.version] = {name: value.clone() for name, value in self.state().items()}
+
+    def go_back(self, version: int) -> None:
+        """As the run has: a process had died inside an update."""
+        store, kept = self.host.store, self._kept.get(version)
+        if kept is None:
+            raise Damaged(f"{self.path}: it goes back to version {version}, which it has not had")
+        assert isinstance(store, Store)
+        store.optimizer.state.clear()
+        store.take_up(kept, self.version)
+        self._returns[version] -= 1
+        if not self._returns[version]:
+            del self._kept[version]
 
     @property
     def weights(self) -> Tensor:

@@ -5,33 +5,16 @@ enumerated and no table held, so an epoch of a billion examples costs as much as
 epochs that are alike as much as one.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from heapq import heappop, heappush
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from squall.record.rows import LossRow
 from squall.report.reader import Reader
+from squall.report.spans import TrainedRange, coverage, padded, spans_of
 from squall.report.words import ANSWERING, TRAINING, plural, words_of
 
 SHOWN = 6  # ranges named in one sentence
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedRange:
-    """Positions ``[start, stop)`` of an epoch's order, each trained `times` times."""
-
-    start: int
-    stop: int
-    times: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        last = f" to {self.stop - 1:,}" if len(self) > 1 else ""
-        return f"{self.start:,}{last}" + (f" ({self.times} times)" if self.times > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +93,7 @@ class Audit:
         absent: epochs that the run calls trained and of which there is no lease.
         batches: what is known of a method that deals no leases, in a sentence; empty for all others.
         noun: what leases count: examples, or positions of a sampler's order.
+        lost: what shards had applied and lost, as they died inside an update: it was dealt again. By epoch.
     """
 
     parts: tuple[EpochAudit, ...]
@@ -117,6 +101,7 @@ class Audit:
     batches: str = ""
     noun: str = "example"
     done: str = TRAINING.done
+    lost: Mapping[int, tuple[TrainedRange, ...]] = field(default_factory=dict)
 
     @property
     def epochs(self) -> tuple[EpochAudit, ...]:
@@ -127,7 +112,8 @@ class Audit:
         """`complete`, `absent`, `batches` and `parts`: epochs that are alike, each with its first and last epoch.
 
         Of each epoch of a part: how many `examples` it has, how many of them are `trained`, whether it is `finished`,
-        and where they were `missed`, `repeated`, `skipped` or `quarantined`: [start, stop, times] in the epoch's order.
+        and where they were `missed`, `repeated`, `skipped` or `quarantined`: [start, stop, times] in the epoch's
+        order. `lost`: what shards have lost, [epoch, start, stop].
         """
         parts = [
             {
@@ -138,7 +124,10 @@ class Audit:
             }
             for part in self.parts
         ]  # fmt: skip
-        return {"complete": self.complete, "absent": self.absent, "batches": self.batches, "parts": parts}
+        lost = [[epoch, span.start, span.stop] for epoch, spans in self.lost.items() for span in spans]
+        return {
+            "complete": self.complete, "absent": self.absent, "batches": self.batches, "parts": parts, "lost": lost,
+        }  # fmt: skip
 
     @property
     def complete(self) -> bool:
@@ -162,7 +151,12 @@ class Audit:
             )
         absent = [f"Of {plural(self.absent, 'epoch')} nothing was trained at all."] if self.absent else []
         verdicts = [verdict] if self.done == TRAINING.done else []  # that count epochs
-        return "\n".join([*verdicts, *_sentences(self.parts), *absent])
+        lost = [
+            f"Of epoch {epoch} a shard that died inside an update had lost {sum(map(len, spans)):,}, dealt again:"
+            f" {_places(spans)}."
+            for epoch, spans in self.lost.items()
+        ]
+        return "\n".join([*verdicts, *_sentences(self.parts), *lost, *absent])
 
 
 def audit(reader: Reader) -> Audit:
@@ -192,7 +186,16 @@ def audit(reader: Reader) -> Audit:
         elif first <= owed[0] <= last and owed[1]:
             found.append(EpochAudit(owed[0], owed[0], owed[1], spans, noun=noun, done=done))
     known = sum(min(part.last + 1, owed[0]) - part.epoch for part in found if part.epoch < owed[0])
-    return Audit(tuple(found), absent=owed[0] - known, noun=noun, done=done)
+    return Audit(tuple(found), absent=owed[0] - known, noun=noun, done=done, lost=_lost(reader))
+
+
+def _lost(reader: Reader) -> dict[int, tuple[TrainedRange, ...]]:
+    rows: dict[int, list[tuple[int, int]]] = {}
+    for row in reader.rows(LossRow):
+        rows.setdefault(row.epoch, []).append((row.start, row.stop))
+    return {
+        epoch: tuple(span for span in coverage(sorted(ranges)) if span.times) for epoch, ranges in sorted(rows.items())
+    }
 
 
 def _by_first(left_out: Iterable[tuple[int, int]], size: int) -> dict[int, list[TrainedRange]]:
@@ -211,48 +214,12 @@ def _batches(reader: Reader, batch: int, strategy: str) -> str:
     )
 
 
-def coverage(ranges: Iterable[tuple[int, int]]) -> Iterator[TrainedRange]:
-    """How often each position lies in one of the half-open `ranges`, which come by their start; from 0 to the last."""
-    start = times = 0
-    for position, edges in groupby(_edges(ranges), key=itemgetter(0)):
-        if change := sum(step for _, step in edges):
-            if position > start:
-                yield TrainedRange(start, position, times)
-            start, times = position, times + change
-
-
-def _edges(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Where ranges begin (1) and end (-1), in order."""
-    stops: list[int] = []  # of the ranges that are open here
-    for start, stop in ranges:
-        while stops and stops[0] <= start:
-            yield heappop(stops), -1
-        yield start, 1
-        heappush(stops, stop)
-    yield from ((stop, -1) for stop in sorted(stops))
-
-
-def spans_of(ranges: Iterable[tuple[int, int]], size: int) -> tuple[TrainedRange, ...]:
-    """How often each position of ``[0, size)`` lies in one of the half-open `ranges`."""
-    return tuple(_padded(coverage(sorted(r for r in ranges if r[0] < r[1])), size))
-
-
-def _padded(spans: Iterable[TrainedRange], end: int) -> Iterator[TrainedRange]:
-    """The spans, and one for what is missing up to `end`."""
-    stop = 0
-    for span in spans:
-        yield span
-        stop = span.stop
-    if stop < end:
-        yield TrainedRange(stop, end, 0)
-
-
 def _by_epoch(
     spans: Iterable[TrainedRange], size: int, dealt: int
 ) -> Iterator[tuple[int, int, tuple[TrainedRange, ...]]]:
     """First epoch, last, and their spans: cut at the ends of epochs, of which those within one span come together."""
     cut: list[TrainedRange] = []  # of the epoch that is not over
-    for span in _padded(spans, dealt + -dealt % size):
+    for span in padded(spans, dealt + -dealt % size):
         start = span.start
         while start < span.stop:
             epoch, position = divmod(start, size)

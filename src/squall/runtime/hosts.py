@@ -22,14 +22,17 @@ from squall.protocol.effects import (
     WriteSnapshot,
 )
 from squall.protocol.events import Event, GradientComputed, ModelEvaluated, StepTaken
+from squall.protocol.unsaved import GoBack
 from squall.runtime import best
 from squall.runtime.backward import Backward, ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
+from squall.runtime.copies import Copying
 from squall.runtime.driver import Host, HostAround
 from squall.runtime.evaluate import evaluate
 from squall.runtime.inside import Inside
 from squall.runtime.job import Job
+from squall.runtime.legacy import Legacy
 from squall.runtime.local import LocalTraining
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.store import Store
@@ -109,17 +112,28 @@ class ShardHost(Host):
         self._ranges = job.ranges
         legacy = job.legacies.get(index)
         numbers = None if legacy is None else legacy.numbers
+        before = self._before = 0 if job.restored is None else job.restored.updates
+        self._legacy = legacy
         self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers)
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
-        if numbers is not None and (numbers.torn or numbers.lacking):
-            why = "died over an update" if numbers.torn else "has an optimizer whose state could not be shared"
+        if numbers is not None and numbers.lacking:
+            why = "has an optimizer whose state could not be shared"
             raise SquallError(f"shard {index} {why}: squall resume {job.directory} goes on from the newest snapshot")
-        before = 0 if job.restored is None else job.restored.updates
-        if numbers is not None and numbers.updates:
+        if numbers is not None and numbers.torn:
+            pass  # the first thing that it is asked is to `GoBack`
+        elif numbers is not None and numbers.updates:
             self.store.succeed(before + numbers.updates)
         elif job.restored is not None:
             self.store.restore(job.restored.tensors, job.restored.updates)
+        self._copying = None if legacy is None else self._copies(legacy)
+
+    def _copies(self, legacy: Legacy) -> Copying:
+        copying = Copying(legacy, self.store.weights, self._before)
+        if legacy.copy.updates < 0:  # at first, and where somebody has died over making one
+            self.store.leave()
+            copying.make()
+        return copying
 
     def attach(self, payload: Payload) -> None:
         self.store.deliver(payload.slot, payload.buffer, self._ranges(payload) if payload.part >= 0 else None)
@@ -128,6 +142,9 @@ class ShardHost(Host):
         match effect:
             case Apply(terms, share, clock, rate, factors):
                 self.store.apply(terms, share, clock, rate, factors)
+            case GoBack():
+                assert self._legacy is not None
+                self.store.go_back(self._legacy.copy, self._before + self._legacy.numbers.updates)
             case WriteSnapshot(number):
                 return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
@@ -135,6 +152,13 @@ class ShardHost(Host):
             case _:
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
+
+    def rest(self) -> None:
+        if self._copying is not None:
+            self._copying.rest()
+
+    def poll(self) -> Event | None:
+        return self._copying.told() if self._copying is not None else None
 
 
 class EvaluatorHost(Host):

@@ -89,10 +89,11 @@ class Journal:
         self._words[2 + half] = 0
         self._words[0] = half
 
-    def succeed(self, updates: int = 0) -> Journaled:
-        """The state of who has died, behind the last event; `updates` are in its numbers.
+    def succeed(self, updates: int = 0, copied: int | None = None) -> Journaled:
+        """The state of who has died, behind the last event.
 
-        Raises `SquallError` where it is damaged, or had no room.
+        `updates` are in its numbers, or were: `copied` are in their copy, if they are torn. Raises `SquallError` where
+        the journal is damaged, or had no room.
         """
         if self._words[4]:
             raise SquallError(
@@ -108,7 +109,7 @@ class Journal:
         word = self._words[1]
         done = word & 0xFFFFFF if word >> 24 == self._number else 0
         self._at = 0
-        self.carried_out = linked.take_again(events, done, updates, self)
+        self.carried_out = linked.take_again(events, done, updates, self, copied)
         return linked
 
     def _event(self, data: memoryview) -> tuple[Event, float]:

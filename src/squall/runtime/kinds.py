@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 
 
 def _shard(job: Job, index: int) -> Shard:
-    return Shard(index, job.recipe.loop.exchanges, *begun(job))
+    return Shard(index, job.recipe.loop.exchanges, *begun(job), copied=index in job.legacies)
 
 
 def _replica(job: Job, node: Node) -> Replica:
@@ -129,7 +129,9 @@ def machine(job: Job, node: Node) -> Linked:
         case "shard":
             legacy = job.legacies.get(node.index)
             if legacy is not None and job.succeeds(node):
-                return legacy.journal.succeed(begun(job)[0] + legacy.numbers.updates)
+                before, _ = begun(job)
+                copied = before + legacy.copy.updates if legacy.numbers.torn else None
+                return legacy.journal.succeed(before + legacy.numbers.updates, copied)
             shard, parts = kind.shard(job, node.index), job.plan.settings.parts
             behind: Machine = shard
             if job.site is not None and parts > 1:

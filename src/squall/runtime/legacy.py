@@ -1,7 +1,8 @@
-"""What a shard leaves to its successor, in memory that all processes of its machine inherit: a journal, and numbers.
+"""What a shard leaves to its successor, in memory that all processes of its machine inherit: journal, numbers, copy.
 
 The numbers are the optimizer's state; the weights lie in shared memory anyway (`Job.initial`). Two counters, before and
-behind an update, tell whether somebody has died over one.
+behind an update, tell whether somebody has died over one. Then the numbers are torn, and there is a copy from before.
+One is enough: who dies while making it has not died over an update, so the numbers themselves are whole.
 
     header   int64 updates begun, int64 updates made, int64 what is missing is elsewhere (0: nothing)
     names    int64 size, then name, dtype, shape and place of each tensor, pickled
@@ -34,6 +35,7 @@ class Legacy:
     def __init__(self, elements: int) -> None:
         self.journal = Journal(shared_memory(Journal.size()))
         self.numbers = Numbers(shared_memory(NAMES_BYTES + 4 * VECTORS_AT_MOST * elements + NAMES_BYTES))
+        self.copy = Copy(self.numbers, elements)
 
 
 class Numbers:
@@ -41,6 +43,7 @@ class Numbers:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
+        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._counts = memoryview(memory).cast("q")
         self._held: dict[str, Tensor] = {}
         self._places: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
@@ -99,6 +102,20 @@ class Numbers:
         self._free = max(self._ends(), default=NAMES_BYTES)
         return dict(self._held)
 
+    @property
+    def size(self) -> int:
+        return len(self._bytes)
+
+    def copy_to(self, there: Tensor) -> int:
+        """There is as much room. Returns where what is held ends."""
+        _copy(self._bytes, there, 32 + self._counts[3], self._free)
+        return self._free
+
+    def put_back(self, copy: Tensor, end: int) -> None:
+        """They are as they were when they were copied, and torn no more. Updates go on counting."""
+        _copy(copy, self._bytes, NAMES_BYTES, end)
+        self._counts[0] = self._counts[1]
+
     def _ends(self) -> Iterator[int]:
         for tensor, (*_, place) in zip(self._held.values(), self._places):
             yield place + -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
@@ -106,3 +123,42 @@ class Numbers:
     def _tensor(self, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
         count = int(torch.Size(shape).numel())
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place).view(shape)
+
+
+def _copy(one: Tensor, other: Tensor, names_end: int, end: int) -> None:
+    """Names, with their size, and tensors."""
+    for span in (slice(24, names_end), slice(NAMES_BYTES, end)):
+        other[span].copy_(one[span])
+
+
+class Copy:
+    """Of weights and numbers, from between two updates. It counts as whole by one store behind it.
+
+    header   int64 1 + updates in it (0: it is not whole), int64 where what the numbers hold ends
+    weights  float32 [elements]
+    state    as it lies in `Numbers`
+    """
+
+    def __init__(self, numbers: Numbers, elements: int) -> None:
+        self._numbers = numbers
+        behind = _ALIGNED + -(-4 * elements // _ALIGNED) * _ALIGNED
+        memory = shared_memory(behind + numbers.size)
+        self._words = memoryview(memory)[:_ALIGNED].cast("q")
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._weights = whole[_ALIGNED : _ALIGNED + 4 * elements].view(torch.float32)
+        self._state = whole[behind:]
+
+    @property
+    def updates(self) -> int:
+        """In it; -1: there is none."""
+        return self._words[0] - 1
+
+    def make(self, weights: Tensor) -> None:
+        self._words[0] = 0
+        self._weights.copy_(weights)
+        self._words[1] = self._numbers.copy_to(self._state)
+        self._words[0] = 1 + self._numbers.updates
+
+    def put_back(self, weights: Tensor) -> None:
+        weights.copy_(self._weights)
+        self._numbers.put_back(self._state, self._words[1])

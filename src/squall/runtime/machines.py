@@ -66,7 +66,7 @@ def collective_coordinator(job: Job) -> CollectiveCoordinator:
 
 def lease_coordinator(job: Job) -> LoopCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    policy = msgspec.structs.replace(_policy(job), succeeds=True)
+    policy = msgspec.structs.replace(_policy(job), succeeds=job.plan.settings.launcher != "inline")
     return LoopCoordinator(policy, job.recipe.loop.exchanges, _leases(job), number)
 
 

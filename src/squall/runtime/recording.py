@@ -21,6 +21,7 @@ from squall.protocol.effects import (
 )
 from squall.protocol.events import Event, GradientComputed, SnapshotWritten
 from squall.protocol.nodes import Node
+from squall.protocol.unsaved import GoBack
 from squall.runtime import schedule
 from squall.runtime.collective.host import CollectiveHost
 from squall.runtime.collective.process import GroupedMember
@@ -98,7 +99,7 @@ class RecordedShard(HostAround):
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights, 0 if legacy is None else legacy.numbers.updates)
         self._clocks = ClockSteps()
-        self._done: list[Apply | Payload] = []  # updates made and weights sent, not written yet
+        self._done: list[Apply | GoBack | Payload] = []  # updates made, and weights sent, not written yet
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
         self._now = self._written_at = 0.0
@@ -118,14 +119,15 @@ class RecordedShard(HostAround):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if self._unseen:
-            self.rest()
+            self._look()
+            self._write_some()
         self._now = now
         if self._cuts is not None and type(effect) is Apply:
             self._cuts.keep(effect)
         event = self._host.perform(effect, now)
-        if type(effect) is Apply:
+        if isinstance(effect, Apply | GoBack):
             self._done.append(effect)
-            self._unseen = True
+            self._unseen = type(effect) is Apply
             return event
         self.write()
         match effect:
@@ -156,6 +158,10 @@ class RecordedShard(HostAround):
 
     def rest(self) -> None:
         self._look()
+        self._write_some()
+        self._host.rest()
+
+    def _write_some(self) -> None:
         if len(self._done) >= WRITTEN_TOGETHER or self._now - self._written_at >= WRITTEN_EVERY_S:
             self.write()
 
@@ -178,6 +184,8 @@ class RecordedShard(HostAround):
                     who = self._who(term.owner)
                     record += (who, term.buffer, self._clocks.steps(who, term.clock), short(term.weight))
                 record.append(done.clock - clock)
+            elif isinstance(done, GoBack):
+                record += (schedule.WENT_BACK, done.version)
             else:
                 record += (schedule.DELIVERED, self._who(done.owner), done.buffer)
         if record:
@@ -271,9 +279,9 @@ def _counts(payload: Payload) -> bool:
     return payload.owner.role == "replica" and payload.part <= 0
 
 
-def _to_record(effect: Effect) -> Apply | Payload | None:
+def _to_record(effect: Effect) -> Apply | GoBack | Payload | None:
     match effect:
-        case Apply():
+        case Apply() | GoBack():
             return effect
         case Transmit(payload=Payload() as payload, again=False) if _counts(payload):
             return payload

@@ -17,6 +17,7 @@ A record is a flat list of entries, each a tag and what belongs to it:
     ADDED      who, buffer, steps: portions pushed, into the sum
     PART       clock, fetches taken into use before this part
     SUCCEEDED  what follows is by another process, behind whom clocks count from 0 again
+    WENT_BACK  version: of the copy of its numbers from which the shard goes on
     KEPT       buffer, weight, whether it is added to what the buffer holds: the gradient computed last
     FORMED     the effect, whether some batch is known not to use all parameters
     STEPPED    steps, epoch, start, stop, examples of all members
@@ -81,6 +82,12 @@ class Saved(msgspec.Struct, frozen=True):
     version: int
 
 
+class WentBack(msgspec.Struct, frozen=True):
+    """A shard's numbers are those of this version again; updates go on counting."""
+
+    version: int
+
+
 class Computed(msgspec.Struct, frozen=True):
     batch: Compute
     finite: bool
@@ -122,7 +129,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 ScheduleRecord = (
     Applied | Delivered | Saved | Computed | Pushed | UseWeights | ProcessEnded | Calculated | AddPortions | Keep
-    | NextFile | Formed | Step | Moved
+    | NextFile | Formed | Step | Moved | WentBack
 )  # fmt: skip
 
 
@@ -208,6 +215,8 @@ def _record(tag: int, entries: Iterator[Any], replicas: int, clocks: ClockSteps)
         return Saved(next(entries), next(entries))
     if tag in (schedule.PUSHED, schedule.PREPARED):
         return Pushed(clocks.clock(0, next(entries)), next(entries), tag == schedule.PREPARED)
+    if tag == schedule.WENT_BACK:
+        return WentBack(next(entries))
     if tag == schedule.USED:
         return UseWeights(next(entries))
     if tag == schedule.ENDED:

@@ -46,7 +46,7 @@ APPLIED, DELIVERED, SAVED, COMPUTED, SKIPPED, CONTINUED, PUSHED, PREPARED, USED,
 CALCULATED, ADDED, KEPT = range(10, 13)  # Sandblaster's
 PART = 13
 FORMED, STEPPED, MOVED = range(14, 17)  # all-reduce's
-SUCCEEDED = 17
+SUCCEEDED, WENT_BACK = 17, 18
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder()

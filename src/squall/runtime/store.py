@@ -12,7 +12,7 @@ from squall.protocol.effects import Term
 from squall.protocol.messages import Factors
 from squall.runtime.arena import Arena, newest_first
 from squall.runtime.compensation import Compensation
-from squall.runtime.legacy import Numbers
+from squall.runtime.legacy import Copy, Numbers
 from squall.runtime.optimizers import bare_step, build_optimizer, rates_scaled
 from squall.runtime.ranges import Elements
 from squall.runtime.rates import Schedule
@@ -103,7 +103,7 @@ class Store:
             pushed = [self.arena.gradient(t.slot, t.buffer)[piece.start : piece.stop].view(-1, 2) for t in terms]
             put_count(own, sum((count_in(p) * (t.weight * share) for t, p in zip(terms, pushed)), count_in(own)))
         if self._numbers is not None:
-            self._leave(self._numbers)
+            self.leave()
             self._numbers.made()
 
     def _gradient(self, terms: Sequence[Term]) -> list[Tensor]:
@@ -168,8 +168,10 @@ class Store:
 
     # ------------------------------------------------------------ succession
 
-    def _leave(self, numbers: Numbers) -> None:
+    def leave(self) -> None:
         """Have the state where a successor finds it. The weights are there."""
+        assert self._numbers is not None
+        numbers = self._numbers
         for state, key, name in self._state():
             if (value := state[key]) is not None and not numbers.holds(name, value):
                 held = numbers.hold(name, value)
@@ -195,6 +197,12 @@ class Store:
                 self.optimizer.state[self.parameters[int(number)]][key] = value
         if self.schedule is not None:
             self.schedule.advance(updates)
+
+    def go_back(self, copy: Copy, updates: int) -> None:
+        """Go on from the copy; it is made so many updates old at once, which the schedule counts."""
+        copy.put_back(self.weights)
+        self.optimizer.state.clear()
+        self.succeed(updates)
 
     # ------------------------------------------------------------ snapshots
 

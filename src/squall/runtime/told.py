@@ -9,14 +9,16 @@ from typing import assert_never
 from msgspec.structs import astuple
 
 from squall.protocol import notes
+from squall.protocol.ledger import size
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Spent
-from squall.record.rows import ActivityRow, EventRow, ExtraRow, MemberRow, ProgressRow, Row, StalenessRow
+from squall.record.rows import ActivityRow, EventRow, ExtraRow, LossRow, MemberRow, ProgressRow, Row, StalenessRow
 
 Told = (
     notes.ActivityTold | notes.MemberJoined | notes.MemberLeft | notes.MemberDied | notes.MemberReplaced
     | notes.MachineAdded | notes.MachineDied | notes.MachineLeft | notes.TargetReached | notes.Remark
+    | notes.UpdatesLost
 )  # fmt: skip
 
 
@@ -41,6 +43,8 @@ def rows_told(note: Told, time_s: float) -> Iterator[Row]:
             yield EventRow(time_s, "lost", f"machine {machine}, with {len(nodes)} processes: {why}")
         case notes.MachineLeft(machine):
             yield EventRow(time_s, "left", f"machine {machine}")
+        case notes.UpdatesLost():
+            yield from _lost(time_s, note)
         case notes.TargetReached(text):
             yield EventRow(time_s, "reached", text)
         case notes.Remark(kind, text):
@@ -61,6 +65,13 @@ def rows_of_work(node: Node, stats: Stats, time_s: float, bytes_each: int, block
         yield ExtraRow(time_s, node.index, examples, name, total / examples)
     for staleness, count in sorted(stats.staleness.items()):
         yield StalenessRow(time_s, node.index, staleness, count)
+
+
+def _lost(time_s: float, note: notes.UpdatesLost) -> Iterator[Row]:
+    yield from (LossRow(time_s, note.shard, *span) for span in note.ranges)
+    examples, when = sum(map(size, note.ranges)), ", by a resume" if note.over else ""
+    text = f"shard {note.shard} died inside an update and went back from version {note.last:,} to {note.first:,}"
+    yield EventRow(time_s, "lost", f"{text}; {examples:,} examples are dealt again{when}")
 
 
 def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:

@@ -7,12 +7,12 @@ from typing import Protocol
 from squall.protocol.nodes import Node
 
 INVARIANTS = {
-    "I1": "no acknowledged push is lost",
+    "I1": "no acknowledged push is lost, unless a death inside an update is said to have taken it",
     "I2": "none is applied twice",
     "I3": "staleness stays within its bound, and is reported as it is",
     "I4": "every example of an epoch is trained, and repeats are those that the audit names",
     "I5": "a run whose faults heal ends",
-    "I6": "weights are the log, applied one entry after the other",
+    "I6": "weights are the log, applied one entry after the other, behind a copy where a death has torn them",
     "I7": "what is measured is labelled with what was in the weights that it was measured on",
     "I8": "a run that the user stops ends in time, whoever stands still, and saves what arrives",
     "I9": "the best weights are kept, as they were measured, before the record tells of them",

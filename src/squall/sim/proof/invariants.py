@@ -15,11 +15,13 @@ from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Exchange, Exchanged, Lease
 from squall.protocol.nodes import Node
-from squall.protocol.notes import BatchLeftOut, LeaseEnded, WorkReported
+from squall.protocol.notes import BatchLeftOut, LeaseEnded, UpdatesLost, WorkReported
+from squall.protocol.unsaved import GoBack
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.logs import Labels, SentPush, ShardLog
 from squall.sim.proof.loops import mean_rates
-from squall.sim.proof.memory import BatchRange, File, Gradient, Written, folded
+from squall.sim.proof.loss_books import LossBooks
+from squall.sim.proof.memory import BatchRange, File, Gradient, Written
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.positions import LeaseRows, batches, restored, trained
 from squall.strategies.base import Recipe
@@ -55,6 +57,7 @@ class Auditor:
         self._pushes: dict[tuple[Node, int], SentPush] = {}  # by sender and buffer
         self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
+        self._losses = LossBooks(self.recipe.shards, self.batch_size, self.allowed)
         self._labels = Labels(self._logs, self.recipe.work.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
@@ -81,6 +84,10 @@ class Auditor:
                     self._on_exchanged(node.index, what.to, what.frame.message)
             case Apply():
                 self._on_apply(node.index, what)
+            case GoBack(version):
+                self._on_gone_back(node.index, version)
+            case UpdatesLost():
+                self._losses.told(what, {batch for _, batch in self._left_out})
             case UseWeights(buffer) | EvaluateModel(buffer):
                 self._on_use(node, buffer)
             case WriteSnapshot(_, version):
@@ -121,11 +128,7 @@ class Auditor:
             self._check_staleness(shard, push, apply)
             pushes.append(push)
         self._check_weights(shard, apply, pushes)
-        update = [(push.gradients, term.weight) for push, term in zip(pushes, apply.terms)]
-        log.folds.append(folded(log.folds[-1], update))
-        log.pushers.append(tuple(push.node for push in pushes))
-        trained = (gradient for push in pushes for gradient in push.gradients if not gradient.further)
-        log.examples.append(log.examples[-1] + sum(gradient.stop - gradient.start for gradient in trained))
+        log.add(pushes, [term.weight for term in apply.terms])
 
     def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
         self._at_version(shard, answer.version, f"its answer to {to}")
@@ -175,6 +178,16 @@ class Auditor:
         if self._shards_with[number] == self.recipe.shards:
             self._whole[batch] += 1
 
+    def _on_gone_back(self, shard: int, version: int) -> None:
+        for gradient in self._logs[shard].back_to(version):
+            batch, number = gradient.batch, gradient.number
+            (self._further if gradient.further else self._applied)[shard][batch].remove(number)
+            if gradient.further:
+                continue
+            self._losses.had(shard, batch)
+            self._whole[batch] -= self._shards_with[number] == self.recipe.shards
+            self._shards_with[number] -= 1
+
     def _check_staleness(self, shard: int, push: SentPush, apply: Apply) -> None:
         log = self._logs[shard]
         basis = min((gradient.basis[shard] for gradient in push.gradients), default=log.version)
@@ -215,7 +228,7 @@ class Auditor:
                 self._skipped.add(batch)
                 continue
             for shard, applied in enumerate(self._applied):
-                if batch not in applied:
+                if not applied.get(batch) and not self._losses.lost(shard, batch):
                     raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
         self.allowed.update(self._batches(lease.epoch, done, lease.stop))
         self._rows.add(lease.id, Range(lease.epoch, lease.start, done))
@@ -258,7 +271,7 @@ class Auditor:
         told += sum(report.stats.examples for report in self.hosts.noted(WorkReported))
         if trained != self.limits.epochs * self.examples:
             raise Broken("I4", f"the ledger counts {trained} examples")
-        if lives == 1 and told != trained:
+        if lives == 1 and not trained <= told <= trained + self._losses.examples:
             raise Broken("I4", f"the reports name {told} examples of {trained}")
 
 

@@ -9,7 +9,7 @@ from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Evaluated, Exchange, Logged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
-from squall.sim.proof.memory import Gradient, Written
+from squall.sim.proof.memory import Gradient, Written, folded
 
 Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
 
@@ -32,10 +32,30 @@ class ShardLog:
         self.folds = [written.fold]  # before and after each update
         self.examples = [examples]  # trained, in the same way
         self.pushers: list[tuple[Node, ...]] = []  # of each update
+        self._gradients: list[list[Gradient]] = []  # of each update, that are in the numbers
+        self._behind = 0  # place of what the next update is made on: the last, unless it has gone back
 
     @property
     def version(self) -> int:
         return self.first + len(self.pushers)
+
+    def add(self, pushes: Sequence[SentPush], weights: Sequence[float]) -> None:
+        """An update."""
+        gradients = [gradient for push in pushes for gradient in push.gradients]
+        trained = sum(gradient.stop - gradient.start for gradient in gradients if not gradient.further)
+        update = [(push.gradients, weight) for push, weight in zip(pushes, weights)]
+        self.folds.append(folded(self.folds[self._behind], update))
+        self.examples.append(self.examples[self._behind] + trained)
+        self.pushers.append(tuple(push.node for push in pushes))
+        self._gradients.append(gradients)
+        self._behind = len(self.pushers)
+
+    def back_to(self, version: int) -> list[Gradient]:
+        """It goes on from that version. Returns what the updates since have brought, which it has no more."""
+        self._behind = version - self.first
+        lost = [gradient for gradients in self._gradients[self._behind :] for gradient in gradients]
+        self._gradients[self._behind :] = [[] for _ in self._gradients[self._behind :]]
+        return lost
 
     def written(self, version: int) -> Written:
         return Written(version, self.folds[version - self.first])

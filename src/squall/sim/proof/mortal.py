@@ -1,16 +1,17 @@
-"""Shards that die, also between two steps of what an event has them do, and are succeeded."""
+"""Shards that die, also between two steps of what an event has them do, or inside an update, and are succeeded."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-from squall.protocol.effects import Effect, Transmit
+from squall.protocol.effects import Apply, Effect, Transmit
 from squall.protocol.events import Event
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import Note
 from squall.protocol.succession import Journaled, steps
+from squall.protocol.unsaved import GoBack
 from squall.runtime.driver import Host
 from squall.runtime.journal import Journal
 from squall.sim.proof.broken import Broken
@@ -28,6 +29,10 @@ def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
         within, untold = chance.choice((None, 0, 1, 2, 3, 4, 6)), chance.random() < 0.5
         start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
         found.append(Kill(chance.randrange(events), shard, start_s, steps=within, untold=untold))
+    chance = random.Random(f"{seed} deaths inside updates")
+    for _ in range(chance.choice((0, 0, 1, 2, 3)) if shards else 0):
+        start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
+        found.append(Kill(chance.randrange(events), shard, start_s, steps=chance.choice((0, 0, 1)), torn=True))
     return tuple(found)
 
 
@@ -66,12 +71,26 @@ class Retelling:
         return False
 
 
+def copies_every(seed: int) -> int:
+    """Updates from one copy of a shard's numbers to the next."""
+    return random.Random(f"{seed} copies").choice((1, 2, 3, 5, 8, 1000))
+
+
 class MortalJournal(Journal):
     def __init__(self) -> None:
         super().__init__(bytearray(self.size(STATE_BYTES)))
         self.dies_after: int | None = None  # steps of the effects of an event that has so many
         self.untold = False  # the last of them is not in the journal
+        self.tears = False  # it dies inside an update of such an event
+        self.torn = False  # so the numbers are
         self.dead = False  # by that
+
+    def most(self, effects: Sequence[Effect]) -> int | None:
+        """Steps of these that it does, if it dies then."""
+        if not self.tears or self.dies_after is None:
+            return self.dies_after
+        updates = [place for place, effect in enumerate(effects) if isinstance(effect, Apply)]
+        return sum(map(steps, effects[: updates[self.dies_after % len(updates)]])) if updates else None
 
 
 class Mortal(Journaled):
@@ -81,9 +100,10 @@ class Mortal(Journaled):
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects, journal = super().on(event, now), self._journal
-        total, most = sum(map(steps, effects)), journal.dies_after
+        total, most = sum(map(steps, effects)), journal.most(effects)
         if most is None or total < most or not total:
             journal.did(total)
+            journal.torn &= not any(isinstance(effect, GoBack) for effect in effects)
             return effects
         journal.dead, journal.dies_after = True, None
         carried_out: list[Effect] = []
@@ -93,6 +113,8 @@ class Mortal(Journaled):
                 break
             rest -= steps(effect)  # of a message that has not left the numbers are there: it may as well be lost
             carried_out.append(effect)
+        journal.torn &= not any(isinstance(effect, GoBack) for effect in carried_out)
+        journal.torn |= journal.tears
         journal.did(most - (journal.untold and most > 0 and rest == 0))
         return carried_out
 
@@ -102,7 +124,7 @@ def dies_within(journals: Mapping[Node, MortalJournal], fault: Kill) -> bool:
     journal = journals.get(Node(fault.part.role, fault.part.index))
     if fault.steps is None or journal is None:
         return False
-    journal.dies_after, journal.untold = fault.steps, fault.untold
+    journal.dies_after, journal.untold, journal.tears = fault.steps, fault.untold, fault.torn
     return True
 
 

@@ -22,6 +22,7 @@ from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES, Factors
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
+from squall.protocol.unsaved import GoBack
 from squall.runtime.driver import Host
 from squall.runtime.wire import Price
 from squall.runtime.world import World
@@ -63,6 +64,7 @@ class PhantomHosts:
         self.breaks: Callable[[int], bool] = lambda number: False
         self.factors: Callable[[int], Factors] = lambda number: ()
         self.disk: Callable[[int], str] = lambda number: ""
+        self.copies_every = 0  # updates of a shard; 0: there are none
         self.logs = False  # the first replica is a script that measures all weights that it gets
         self.metrics: Callable[[], dict[str, float]] | None = None
         self.best: tuple[float, float] | None = None  # the loss that was told, and that of the weights that were kept
@@ -158,7 +160,7 @@ class ReplicaPhantom(Phantom):
                     self._steps -= 1
                     return self._compute(self._batch, again=True)
                 if self._batch is not None:
-                    self._batch = None
+                    self._batch = self._stepped = None
                     return events.BatchOver()
                 if self.hosts.logs and self.node.index == 0:
                     return events.ValuesLogged({"logged": 1.0})
@@ -194,6 +196,12 @@ class ShardPhantom(Phantom):
         self.applied = list(file.applied) if file is not None else []
         self.version, self.fold = version, file.fold if file is not None else 0
         self.files: dict[int, File] = {}  # by the snapshot's number
+        self.copy = version, File(self.fold, tuple(self.applied))
+
+    def torn(self) -> int:
+        """It was killed inside an update. Returns the version of its copy."""
+        self.fold, self.applied = -1, []
+        return self.copy[0]
 
     def attach(self, payload: Payload) -> None:
         if payload.kind == "piece":
@@ -224,6 +232,12 @@ class ShardPhantom(Phantom):
                     self.applied.append(AppliedBuffer(gradients, self.version - oldest, weight))
                 self.fold = folded(self.fold, found)
                 self.version += 1
+                if self.hosts.copies_every and self.version % self.hosts.copies_every == 0:
+                    self.copy = self.version, File(self.fold, tuple(self.applied))
+                    return events.CopyMade(self.version)
+            case GoBack():
+                _, copy = self.copy
+                self.fold, self.applied = copy.fold, list(copy.applied)
             case effects.WriteSnapshot(number):
                 file = self.files[number] = self.file()
                 size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0

@@ -33,7 +33,7 @@ from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
-from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling
+from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling, copies_every
 from squall.sim.proof.phantoms import CoordinatorPhantom, Phantom, PhantomHosts, ShardPhantom
 from squall.sim.proof.positions import restored
 from squall.sim.proof.rotten import allowed
@@ -153,7 +153,9 @@ class ChaoticRun(ABC):
 
     def _successor(self, node: Node, held: Phantom) -> Linked:
         journal = self.journals[node]
-        linked = journal.succeed(held.version if isinstance(held, ShardPhantom) else 0)
+        if isinstance(held, ShardPhantom):
+            return journal.succeed(held.version, held.torn() if journal.torn else None)
+        linked = journal.succeed()
         if isinstance(held, CoordinatorPhantom):
             held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
             self._coordinator = cast("LoopCoordinator", linked.machine)
@@ -206,6 +208,7 @@ class ChaoticLoopRun(ChaoticRun):
 
     def _begin(self) -> None:
         chaos, hosts, saved = self.chaos, self.hosts, self.saved
+        hosts.copies_every = copies_every(chaos.seed)
         if chaos.scripted:
             hosts.logs, hosts.leaves_out = True, leaves_out
         if chaos.scripted and self.recipe.work.several_steps:
@@ -223,7 +226,7 @@ class ChaoticLoopRun(ChaoticRun):
     def _machine(self, node: Node) -> Machine:
         exchanges = self.recipe.loop.exchanges
         if node.role == "shard":
-            return Shard(node.index, exchanges, self._version, self._examples)
+            return Shard(node.index, exchanges, self._version, self._examples, copied=True)
         size = self.chaos.batch_size
         return Replica(node, self.recipe.shards, size, exchanges, address=ADDRESS, part=self._part(node))
 
