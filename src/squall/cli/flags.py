@@ -58,7 +58,13 @@ def add_common(group: Any, parts: str) -> None:
     add_machines(group)
     lost = "a machine is lost after S silent seconds"
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
+    add_restarts(group, default=3)
     group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
+
+
+def add_restarts(group: Any, default: int | None) -> None:
+    text = "after a crash, in a row (default: 3)"
+    group.add_argument("--restarts", type=int, default=default, metavar="N", help=text)
 
 
 def add_machines(group: Any) -> None:
@@ -76,9 +82,8 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_tensorboard(group)
     add_live(group)
     group.add_argument(
-        "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="how much of what a replay needs (default: 2 GB); last:3: from the last three snapshots on (no script, one"
-        " process, L-BFGS, optimizers of replicas)",
+        "--keep-schedule", type=schedule, default=2.0, metavar="GB",
+        help="or all, none: of what a replay needs (default: 2); last:3: from the last three snapshots on",
     )  # fmt: skip
     return group
 
