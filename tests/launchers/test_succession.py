@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import squall
-from squall.errors import SquallError
+from squall.errors import ProcessLost
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from tests import deep
@@ -80,9 +81,16 @@ def test_a_shard_that_dies_over_an_update_ends_the_run_which_goes_on_from_its_sn
     spared = run_dir.with_name("spared")
     monkeypatch.setenv("SPARED", str(spared))
     strategy = squall.Downpour(replicas=2, shards=1, optimizer=partial(Deadly, lr=0.05))
-    settings = squall.Settings(snapshot_every_s=0.02)
-    with pytest.raises(SquallError, match=f"died over an update: squall resume {run_dir}"):
+    settings = squall.Settings(snapshot_every_s=0.02, restarts=0)
+    with pytest.raises(ProcessLost, match=rf"^shard 0 died over an update\n.* with: squall resume {run_dir}$"):
         squall.fit(blobs.task, strategy, epochs=3, settings=settings, run_dir=run_dir)
+    again = run_dir.with_name("again")
+    with pytest.raises(
+        ProcessLost, match="died over an update; it had been started again once, without a new snapshot"
+    ):
+        squall.fit(
+            blobs.task, strategy, epochs=3, settings=replace(settings, snapshot_every_s=None), restarts=1, run_dir=again
+        )
     spared.touch()
     done = command("resume", run_dir)
     assert done.returncode == 0, done.stderr

@@ -181,6 +181,8 @@ class LocalRun:
                 found = decode(failure["traceback"])
                 plain = found is not None and found.type == RecordError.__name__ and found.message
                 raise SquallError(f"the coordinator failed\n{plain or found}")
+            if lost := _lost(failure["traceback"]):
+                raise ProcessLost(lost)
             raise TaskError.told(failure["traceback"])
         for loss in self._exits:
             node = Node.parse(loss["node"])
@@ -241,3 +243,11 @@ class LocalRun:
             self._pipe.say(kind="kill")
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def _lost(told: str) -> str:
+    """Why a process could not succeed another, in words; empty where it is something else that it has raised."""
+    kind = f"{ProcessLost.__module__}.{ProcessLost.__name__}: "
+    found = decode(told)
+    message = found.message if found is not None else ""
+    return message.removeprefix(kind).partition("\n")[0] if message.startswith(kind) else ""

@@ -210,8 +210,8 @@ class EventRow:
     """Something that happened to the run, in words for people."""
 
     time_s: float  # seconds of training
-    # started, joined, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached, stopped, finished,
-    # error
+    # started, restarted, joined, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached,
+    # stopped, finished, error
     kind: str
     text: str
 

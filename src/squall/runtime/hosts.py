@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from squall.errors import SquallError
+from squall.errors import ProcessLost
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -114,7 +114,7 @@ class ShardHost(Host):
         self._snapshots = Snapshots(job.directory)
         if numbers is not None and (numbers.torn or numbers.lacking):
             why = "died over an update" if numbers.torn else "has an optimizer whose state could not be shared"
-            raise SquallError(f"shard {index} {why}: squall resume {job.directory} goes on from the newest snapshot")
+            raise ProcessLost(f"shard {index} {why}")
         before = 0 if job.restored is None else job.restored.updates
         if numbers is not None and numbers.updates:
             self.store.succeed(before + numbers.updates)
