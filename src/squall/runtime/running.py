@@ -19,6 +19,7 @@ from squall.runtime.lock import LOCK, held, holders
 from squall.runtime.processes import identity
 
 PLAN = "run.json"  # in the directory of any run
+KILLED_WITHIN_S = 0.1  # seconds, before it is looked who still lives
 STOPPING = "stopping"  # file in the run's directory: the launching process that was asked to stop it
 
 
@@ -88,14 +89,14 @@ def stopping(directory: Path) -> bool:
 
 
 def kill(directory: Path) -> None:
-    """All processes of the run, the launching one first: it would start it again."""
+    """All processes of the run, the launching one first: it would start it again. Some may fork others meanwhile."""
     first = living(directory)
-    while pids := holders(directory / LOCK):
-        for pid in sorted(pids, key=lambda pid: pid != first):
+    while pids := sorted(holders(directory / LOCK), key=lambda pid: pid != first):
+        for pid in pids:
             with caught(directory, pid) as handle:
                 if handle is not None:
                     _send(handle, signal.SIGKILL)
-                    wait([handle], 1.0)
+        ended(directory, KILLED_WITHIN_S)
 
 
 def ended(directory: Path, within_s: float) -> bool:
