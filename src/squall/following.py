@@ -6,13 +6,15 @@ What it has left needs torch, which is imported when the run is over: nobody who
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from squall.detaching import Outcome, detached
 from squall.errors import ProcessLost
 from squall.protocol.effects import End
-from squall.report import ProgressViewer, Reader, Viewers
+from squall.record.rows import EventRow, Row, StateRow
+from squall.report import ProgressViewer, Reader, Viewer, Viewers
 from squall.runtime import running
 from squall.runtime.lock import LOCK
 
@@ -25,9 +27,29 @@ def follow(path: Path, quiet: bool = False) -> None:
     _check(path)
     if running.ended(path, 0.0):
         return
-    with closing(Viewers(path / "run.sqlite", [] if quiet else [ProgressViewer()])) as viewers:
-        while not running.ended(path, LOOK_S):
-            viewers.look(time.monotonic())
+    over, known = False, 0
+    while not over:
+        beginning = _Beginning()
+        seen: list[Viewer] = [beginning] if quiet else [ProgressViewer(known=known), beginning]
+        with closing(Viewers(path / "run.sqlite", seen)) as viewers:
+            while not (over := running.ended(path, LOOK_S)) and beginning.count < 2:
+                viewers.look(time.monotonic())
+        known = beginning.events
+
+
+class _Beginning:
+    """A viewer that notices when training begins again: what was added up of a record that has gone back is wrong."""
+
+    def __init__(self) -> None:
+        self.count = 0  # of beginnings
+        self.events = 0
+
+    def show(self, rows: Sequence[Row], now: float) -> None:
+        self.count += sum(isinstance(row, StateRow) and row.key == "began_at" for row in rows)
+        self.events += sum(isinstance(row, EventRow) for row in rows)
+
+    def close(self) -> None:
+        pass
 
 
 def outcome(path: Path) -> Outcome | None:

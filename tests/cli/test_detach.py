@@ -16,8 +16,10 @@ from squall.detaching import FILE as LEFT
 from squall.record.rows import ProgressRow
 from squall.runtime.snapshot import Snapshots
 from tests.cli.detached import BAD, detached, runs
+from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, alive, wait_for
 from tests.launchers.test_scripts import SCRIPT
+from tests.warm import Warm
 from tests.warm import squall as command
 
 
@@ -102,12 +104,20 @@ def test_what_is_wrong_before_the_training_is_seen(
 
 def test_a_nursery_is_lost_without_a_terminal(endless: Started) -> None:
     wait_for(Snapshots(endless.directory).numbers, START_S, "a snapshot")
+    attached = Warm(("attach", str(endless.directory)))
+    assert any("examples/s" in line for line in attached.stderr)
     endless.kill("nursery")
     wait_for(lambda: "restart 1 of 3" in (endless.directory / "log.txt").read_text(), START_S, "a restart")
     wait_for(lambda: "coordinator" in endless.processes(), START_S, "its processes")
     endless.goes_on()
     for pid in endless.processes().values():
         assert os.readlink(f"/proc/{pid}/fd/2") == str(endless.directory / "log.txt")
+    assert command("stop", endless.directory).returncode == 0
+    _, told = attached.communicate(timeout=START_S)
+    assert told.count("the nursery (pid") == 1, "what has happened is shown once"
+    trained = sum(row.examples for row in endless.rows(ProgressRow))  # type: ignore[attr-defined]
+    (last,) = re.findall(r"epoch ([\d,.]+) of", told.splitlines()[-2])
+    assert float(last.replace(",", "")) == pytest.approx(trained / EXAMPLES, abs=0.6), "the record went back"
 
 
 @pytest.mark.parametrize("flags", [("--strategy", "single_process"), ("--launcher", "inline")])
