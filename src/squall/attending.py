@@ -7,20 +7,18 @@ import shutil
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from msgspec import UNSET
-
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.local import LocalRun
 from squall.protocol.effects import End
-from squall.record.rows import RecordError
+from squall.record.rows import EventRow
 from squall.record.settling import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
 from squall.report.tensorboard import TensorBoardViewer, write_record
-from squall.report.words import clock, plural
+from squall.restarting import Starts, unsaved
 from squall.run import Run
 from squall.runtime.answers import described
 from squall.runtime.interrupts import collected_interrupts
@@ -33,51 +31,79 @@ PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the 
 
 
 def attend(
-    local: LocalRun, path: Path, snapshot: int | None, lock: int, settings: Settings, watch: EvaluationCallback
+    starts: Starts, snapshot: int | None, settings: Settings, watch: EvaluationCallback, begins: Callable[[Path], None]
 ) -> None:  # fmt: skip
     """Launch the run's processes and stay until they have ended; raises what ended them, if that was not their work.
 
-    `snapshot` is the number of the one to go on from, `lock` the descriptor of the directory's lock.
+    `snapshot` is the number of the one to go on from; `begins` is called when all is well until the training.
     """
+    path = starts.path
     try:
         try:
-            local.launch(path, snapshot, lock)
-            end = _attend(local, path, viewers(settings, path, local), watch)
+            starts.launch(snapshot)
+            end = _attend(starts, settings, watch, begins)
         finally:  # before anything is said: what there is to go on with is what it has written by then
             with collected_interrupts():  # one more Ctrl-C does not hide how the run has ended
-                local.close()  # no process of the run lives on while its report is drawn
+                starts.local.close()  # no process of the run lives on while its report is drawn
     except (ProcessLost, TaskError) as error:
         if not begun(path):
             raise
         if isinstance(error, TaskError):
             raise TaskError(f"{error}\n\n{mended(path)}", error.failure) from None
-        raise ProcessLost(f"{error}\n{_remedy(path)}") from None
+        raise ProcessLost(f"{error}\n{remedy(path)}") from None
     except KeyboardInterrupt:
         raise _interrupted("interrupted at once", path) from None
     raise_for(end, path, watch)
 
 
-def viewers(settings: Settings, path: Path, local: LocalRun) -> list[Viewer]:
-    """Everything that shows the run while it goes on."""
-    found: list[Viewer] = [ProgressViewer(causes=local.standing_still)] if settings.progress else []
-    return [*found, TensorBoardViewer(path)] if settings.tensorboard else found
+def _attend(starts: Starts, settings: Settings, watch: EvaluationCallback, begins: Callable[[Path], None]) -> End:
+    """Through all starts."""
+    with collected_interrupts(requests=2) as interrupts:
+        known = 0  # events that were shown
+        while True:
+            with closing(Viewers(starts.path / "run.sqlite", viewers(settings, starts, known))) as shown:
+                try:
+                    return _attend_one(starts, shown, interrupts, watch, begins)
+                except ProcessLost as error:
+                    lost = error
+            if interrupts or watch.why:  # it was to end
+                raise lost
+            starts.again(lost)
+            known = _events(starts.path)
 
 
-def _attend(local: LocalRun, path: Path, wanted: list[Viewer], watch: EvaluationCallback) -> End:
-    with collected_interrupts(requests=2) as interrupts, closing(Viewers(path / "run.sqlite", wanted)) as shown:
-        heeded = 0
-        prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
-        while local.ended is None:
-            local.attend(POLL_S, watch)
-            if not path.is_dir():
-                raise SquallError(f"{path} was removed while the run went on: nothing can be saved, and it is ended")
+def viewers(settings: Settings, starts: Starts, known: int) -> list[Viewer]:
+    """Everything that shows the run while it goes on, less the first events, which are `known`."""
+    found: list[Viewer] = []
+    if settings.progress:
+        found.append(ProgressViewer(causes=lambda: starts.local.standing_still(), known=known))
+    return [*found, TensorBoardViewer(starts.path)] if settings.tensorboard else found
+
+
+def _events(path: Path) -> int:
+    with closing(Reader(path / "run.sqlite")) as reader:
+        return reader.newest(EventRow)
+
+
+def _attend_one(
+    starts: Starts, shown: Viewers, interrupts: list[int], watch: EvaluationCallback, begins: Callable[[Path], None]
+) -> End:  # fmt: skip
+    """From one launch to its end. `interrupts` grows."""
+    path, local, heeded = starts.path, starts.local, 0
+    prepare_at = time.monotonic() + PREPARE_REPORT_AFTER_S
+    while local.ended is None:
+        local.attend(POLL_S, watch)
+        if not path.is_dir():
+            raise SquallError(f"{path} was removed while the run went on: nothing can be saved, and it is ended")
+        if local.listening and begun(path):
+            begins(path)
             shown.look(time.monotonic())
-            if time.monotonic() >= prepare_at and begun(path):
-                prepare_at = math.inf
-                threading.Thread(target=prepare_report, daemon=True).start()  # a second, in which Ctrl-C is heard
-            if heeded < len(interrupts):
-                heeded += 1
-                local.stop()
+        if time.monotonic() >= prepare_at and begun(path):
+            prepare_at = math.inf
+            threading.Thread(target=prepare_report, daemon=True).start()  # a second, in which Ctrl-C is heard
+        if heeded < len(interrupts):
+            heeded += 1
+            local.stop()
     return local.ended
 
 
@@ -100,43 +126,29 @@ def finish(run: Run, again: bool = False, unwatched: bool = False) -> None:
         warnings.warn(f"the report of {run.directory} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _remedy(path: Path, command: str = "squall resume {path}") -> str:
+def remedy(path: Path, command: str = "squall resume {path}") -> str:
+    """What was kept, and what goes on with it."""
     if (prediction := described(path)) is not None:
         return f"what is answered is kept; {prediction['again']}"
     number = Snapshots(path).numbers()
     where = f"from snapshot {number[-1]}" if number else "from the beginning (no snapshot was written yet)"
-    unsaved = _unsaved(path, number[-1]) if number else ""
-    return f"{unsaved}go on {where} with: {command.format(path=str(path))}"
-
-
-def _unsaved(path: Path, snapshot: int) -> str:
-    """What was trained since, in words."""
-    try:
-        with closing(Reader(path / "run.sqlite")) as reader:
-            work = reader.progress()  # a row a replica
-        manifest = Snapshots(path).manifest(snapshot)
-    except (RecordError, SquallError):
-        return ""  # a resume says what is wrong
-    seconds = max((each.time_s for each in work), default=0.0) - manifest.trained_s
-    if seconds < 0.05:
-        return ""
-    lost = sum(each.examples for each in work) - min(manifest.examples) if manifest.examples is not UNSET else 0
-    examples = f" ({plural(lost, 'example')})" if lost > 0 else ""
-    return f"the last {clock(seconds)} of training{examples} are not saved; "
+    lost = unsaved(path, number[-1]) if number else ""
+    go_on = f"go on {where} with: {command.format(path=str(path))}"
+    return f"{lost} are not saved; {go_on}" if lost else go_on
 
 
 def _interrupted(reason: str, path: Path) -> Interrupted:
-    return Interrupted(f"{reason}; {_remedy(path)}" if begun(path) else reason)
+    return Interrupted(f"{reason}; {remedy(path)}" if begun(path) else reason)
 
 
 def mended(path: Path) -> str:
     """The remedy where the user's own code has failed."""
     if described(path) is not None:
-        return f"mend it: {_remedy(path)}"
+        return f"mend it: {remedy(path)}"
     file = load_sources(path).file
     if file:
-        return f"mend it, and {_remedy(path)} (which reads {file} again)"
-    return f"mend it, and {_remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
+        return f"mend it, and {remedy(path)} (which reads {file} again)"
+    return f"mend it, and {remedy(path, 'squall.resume({path!r}, task=...)')}, with the mended function"
 
 
 def begun(path: Path) -> bool:
@@ -147,11 +159,11 @@ def begun(path: Path) -> bool:
 def raise_for(end: End, path: Path, watch: EvaluationCallback) -> None:
     """Raise the exception of a run that has not ended well: first of all the user's own."""
     if watch.error is not None:
-        watch.error.add_note(_remedy(path, "squall.resume({path!r}, on_evaluation=...)"))
+        watch.error.add_note(remedy(path, "squall.resume({path!r}, on_evaluation=...)"))
         raise watch.error
     if end.status == "interrupted":
         raise _interrupted(end.reason, path)
     if end.status == "nonfinite":
         raise NotFinite(f"{end.reason}. Last good weights: {path / 'snapshots'}")
     if end.status == "failed":
-        raise SquallError(f"{end.reason}\n{_remedy(path)}")
+        raise SquallError(f"{end.reason}\n{remedy(path)}")

@@ -151,7 +151,7 @@ def carry_out(
     if what.format == "arrow" and find_spec("pyarrow") is None:
         raise ValueError("format 'arrow' needs pyarrow: pip install 'squall-train[arrow]', or use 'numpy'")
     settings = dataclasses.replace(
-        settings or Settings(), snapshot_every_s=None, evaluate_every_s=None, keep_schedule=0.0
+        settings or Settings(), snapshot_every_s=None, evaluate_every_s=None, keep_schedule=0.0, restarts=0
     )
     plan = make_plan(what, settings, seed=seed, device=device)
     again, answers = begun(out, what), Answers(out, what.format)

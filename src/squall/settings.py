@@ -54,6 +54,8 @@ class Settings:
             run. "skip:20": another limit. Skipping is not for AllReduce, SingleProcess and Sandblaster.
         tensorboard: write event files for TensorBoard into the run's directory, under tensorboard/, while the run goes
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
+        restarts: how often in a row, without a new snapshot between, a run on one machine starts again by itself from
+            its newest snapshot when a process has died that it cannot go on without; 0: never.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
 
@@ -78,6 +80,7 @@ class Settings:
     progress: bool = True
     tensorboard: bool = False
     live: bool = False
+    restarts: int = 3
     slow: float | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +95,7 @@ class Settings:
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
+        require("restarts", self.restarts, isinstance(self.restarts, int) and self.restarts >= 0, "0, or more")
         machines = self.machines
         require("machines", machines, machines is None or machines >= 1, "at least 1")
         require("cores", self.cores, self.cores is None or self.cores >= 1, "at least 1")

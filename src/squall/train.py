@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from squall.launchers.local import LocalRun
 from squall.live.beside import live_page
 from squall.plan import build_checked, make_plan
 from squall.report.tensorboard import OF_A_SCRIPT, begin_tensorboard
+from squall.restarting import Starts
 from squall.run import Run, new_directory
 from squall.runtime import attempts, best
 from squall.runtime.arena import SHARED_MEMORY
@@ -53,6 +55,7 @@ def fit(
     on_evaluation: OnEvaluation | None = None,
     parts: int | None = None,
     on_nan: str | None = None,
+    restarts: int | None = None,
     run_dir: str | Path | None = None,
     settings: Settings | None = None,
 ) -> Run:
@@ -77,6 +80,8 @@ def fit(
         parts: processes of each replica, on which its model lies as `Task.split` says (`settings.parts` is the same).
         on_nan: "stop" (the default), "skip" or "skip:20": what becomes of a batch that gives NaN or Inf twice
             (`settings.on_nan` is the same).
+        restarts: how often in a row the run starts again by itself, from its newest snapshot, when a process has died
+            that it cannot go on without (`settings.restarts` is the same, 3 by default; 0: never).
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 
@@ -85,7 +90,7 @@ def fit(
         SquallError: the run ended with an error (see `squall.errors`).
         Interrupted: Ctrl-C or SIGTERM; there is a snapshot, and nothing is left running.
     """
-    settings = with_given(settings, seconds=seconds, parts=parts, on_nan=on_nan)
+    settings = with_given(settings, seconds=seconds, parts=parts, on_nan=on_nan, restarts=restarts)
     aims = Aims(epochs=epochs, steps=steps, until=until, keep_best=keep_best, patience=patience)
     plan = make_plan(strategy, settings, aims, seed=seed, device=device)
     code = Code(task=task, strategy=strategy, settings=settings, plan=plan)
@@ -94,8 +99,8 @@ def fit(
 
 def resume(
     run_dir: str | Path, *, task: TaskFunction | None = None, as_it_was: bool = False,
-    strategy: Strategy | None = None, settings: Settings | None = None, on_evaluation: OnEvaluation | None = None,
-    **limits: Any,
+    strategy: Strategy | None = None, restarts: int | None = None, settings: Settings | None = None,
+    on_evaluation: OnEvaluation | None = None, **limits: Any,
 ) -> Run:  # fmt: skip
     """Go on with a run from its last snapshot, with its own strategy or with another one (more replicas, say).
 
@@ -108,6 +113,7 @@ def resume(
             notebook cannot be read again without running them; only what it imports is imported anew.
         as_it_was: a file is not read again either; the code that was kept with the run goes on.
         strategy: instead of the run's own.
+        restarts: as of `fit`.
         settings: instead of the run's own.
         on_evaluation: as of `fit`.
         limits: replace those of the plan: epochs, steps, until, keep_best, patience.
@@ -125,6 +131,7 @@ def resume(
     old = code_again(path, task, as_it_was)
     if "script" in old:
         raise ValueError(f"{run_dir} is the run of a script: go on with it by `squall resume {run_dir}`")
+    settings = with_given(settings or old["settings"], restarts=restarts)
     code = resumed_code(old, strategy, settings, **limits)
     return Launch(code, watch=EvaluationCallback(on_evaluation)).go(path, again=True)
 
@@ -137,9 +144,13 @@ class Launch:
 
     def __init__(
         self, code: Code | ScriptCode, local: LocalRun | None = None, commanded_at: float | None = None,
-        watch: EvaluationCallback | None = None,
+        watch: EvaluationCallback | None = None, begins: Callable[[Path], None] | None = None,
     ) -> None:  # fmt: skip
-        """`local` is the nursery, if it was started early; `commanded_at` is in seconds since 1970."""
+        """`local` is the nursery, if it was started early; `commanded_at` is in seconds since 1970.
+
+        `begins` is called with the run's directory, and more than once, when all is well until the training; what the
+        run's processes print goes into a file there, then.
+        """
         self.code = code
         self.plan = code["plan"]
         self._strategy = code["strategy"]
@@ -148,8 +159,10 @@ class Launch:
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
+        self._begins = begins
         self._head = None if here else head_of(self.plan, self._strategy.recipe())
         self._local = None if here else local or LocalRun(self.plan.settings.parts > 1)
+        self._told: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # what nurseries are given
 
     @chance_kept()
     def go(self, directory: str | Path | None, again: bool = False) -> Run:
@@ -157,7 +170,8 @@ class Launch:
         code = self.code
         try:
             if self._local is not None:
-                self._local.prepare(*self._messages(), self._head)
+                self._told = self._messages()
+                self._local.prepare(*self._told, self._head)
             # The task of a script is checked where it joins.
             built = None if "script" in code else build_checked(code["task"], self.plan, self._strategy)
             shipped = pack(code)
@@ -174,7 +188,8 @@ class Launch:
                         self._run_here(*built, path, snapshot)
                     else:
                         del built  # the run's processes share another: they may have the memory of this one
-                        attend(self._local, path, snapshot, lock, self.plan.settings, self._watch)
+                        starts = Starts(path, lock, self._local, self._another, self.plan.settings.restarts)
+                        attend(starts, snapshot, self.plan.settings, self._watch, self._begun)
                 finally:
                     finish(run, again, self._local is None and self.plan.settings.tensorboard)
                 return run
@@ -182,10 +197,23 @@ class Launch:
             if self._local is not None:
                 self._local.close()
 
+    def _begun(self, path: Path) -> None:
+        if self._begins is not None:
+            self._begins(path)
+
+    def _another(self) -> LocalRun:
+        """A nursery in the place of one that was lost, with all its processes."""
+        self._local = LocalRun(self.plan.settings.parts > 1, again=True)
+        self._local.prepare(*self._told)
+        return self._local
+
     def _messages(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """For the nursery: what is shipped by value, and the rest."""
         code = self.code
-        rest = {"plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY)}
+        rest = {
+            "plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
+            "logged": self._begins is not None,
+        }  # fmt: skip
         if "script" in code:
             own = {name: code[name] for name in ("script", "text", "arguments", "optimizer_chosen")}
             return {"strategy": self._strategy}, {**rest, **own}
@@ -212,10 +240,10 @@ class Launch:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:
-            if job.recipe.alone:
-                end = LoneRun(job, LoneChannel(self._watch)).run()
-            else:
-                end = InlineRun(job, watch=self._watch).run()
+            run: LoneRun | InlineRun
+            run = LoneRun(job, LoneChannel(self._watch)) if job.recipe.alone else InlineRun(job, watch=self._watch)
+            self._begun(path)
+            end = run.run()
         except Exception as error:
             error.add_note(mended(path))
             raise

@@ -166,10 +166,8 @@ FAULTS = {
     ),
     "a NaN": Fault(file("nan"), (GOES_ON,), repeats=True, replayable=False),
     "kill a shard": Fault(strike(chaos.KILL, "shard"), (GOES_ON, ENDS), r"shard \d.*squall resume", repeats=True),
-    "kill the coordinator": Fault(
-        strike(chaos.KILL, "coordinator"), (ENDS,), r"coordinator.* was lost.*squall resume", repeats=True
-    ),
-    "kill the nursery": Fault(strike(chaos.KILL, "nursery"), (ENDS,), r"nursery.* was lost.*", repeats=True),
+    "kill the coordinator": Fault(strike(chaos.KILL, "coordinator"), (GOES_ON,)),
+    "kill the nursery": Fault(strike(chaos.KILL, "nursery"), (GOES_ON, ENDS), r"nursery.* was lost", repeats=True),
     "always NaN": Fault(file("always nan"), (ENDS,), r"NaN or Inf.*epoch \d+", repeats=True, replayable=False),
     "the task raises": Fault(file("raise"), (ENDS,), r"asked for", repeats=True, replayable=False),
     "remove the directory": Fault(remove_directory, (ENDS,), r"was removed|director", replayable=False),

@@ -180,7 +180,7 @@ def last_weights(directory: Path) -> Tensor:
 @pytest.mark.parametrize("how", deep.sweep(["it ends", "the launching process is killed", "the nursery is killed"], 1))
 def test_nothing_is_left_behind(tmp_path: Path, how: str) -> None:
     directory, scratch = tmp_path / f"run-{uuid4().hex[:8]}", Path(tempfile.mkdtemp())  # where sockets' names fit
-    flags = ("--strategy", "all_reduce", "--epochs", str(2 if how == "it ends" else ENDLESS))
+    flags = ("--strategy", "all_reduce", "--restarts", "0", "--epochs", str(2 if how == "it ends" else ENDLESS))
     environment = {**os.environ, "TMPDIR": str(scratch)}
     run = Started(directory, "train", str(FILE), "--run-dir", str(directory), *flags, env=environment, draws=True)
     try:

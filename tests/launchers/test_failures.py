@@ -20,7 +20,7 @@ from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.processes import START_S, Started, wait_for
 
-ENDLESS = ("--epochs", "100000", "--shards", "2")
+ENDLESS = ("--epochs", "100000", "--shards", "2", "--restarts", "0")
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from squall.runtime.snapshot import Snapshots
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 
+CRASHING = ("--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5", "--restarts", "0")
+
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -88,7 +90,7 @@ def test_another_model_is_refused_with_the_tensors_that_differ(interrupted: Path
 def test_a_run_that_crashed_goes_back_to_its_snapshot_and_so_does_its_record(tmp_path: Path) -> None:
     """What was trained after the snapshot is lost with the weights, so it is trained again and counted once."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5")
+    run = Started.train(directory, *CRASHING)
     wait_for(lambda: len(Snapshots(directory).numbers()) == 2, START_S, "a second snapshot")
     seen = len(run.rows(ProgressRow))
     wait_for(lambda: len(run.rows(ProgressRow)) > seen + 2, 10, "progress that will be lost")
@@ -113,7 +115,7 @@ def epoch_of(snapshots: Snapshots, number: int) -> int:
 def test_a_run_that_is_killed_while_its_record_is_locked_finds_all_rows_of_its_snapshot(tmp_path: Path) -> None:
     """Between rows and snapshot there is no moment at which a kill loses what the ledger calls trained."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started.train(directory, "--epochs", "100000", "--shards", "2", "--snapshot-every-s", "0.5")
+    run = Started.train(directory, *CRASHING)
     snapshots = Snapshots(directory)
     run.wait_rows(ProgressRow, lambda row: row.examples > 0)
     with closing(sqlite3.connect(directory / "run.sqlite", timeout=START_S, isolation_level=None)) as other:

@@ -74,7 +74,7 @@ def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: 
 def test_a_killed_shard_ends_the_run_and_the_snapshot_is_good(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     flags = (*SETTINGS, "--tolerance-gradient", "0", "--tolerance-change", "0", "--snapshot-every-s", "0.2")
-    run = Started(directory, "train", FILE, "--run-dir", str(directory), *flags)
+    run = Started(directory, "train", FILE, "--run-dir", str(directory), *flags, "--restarts", "0")
     wait_for(lambda: (directory / "snapshots" / "000002" / "manifest.json").exists(), START_S, "a second snapshot")
     pid = run.kill("shard 0")
     status, _, err = run.finish()

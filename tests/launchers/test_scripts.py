@@ -186,7 +186,7 @@ def test_a_loop_that_tells_no_loss_has_none_in_the_record(tmp_path: Path, strate
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[Started]:
-    run = started(tmp_path, "--epochs", "100000", flags=("--replicas", "2"))
+    run = started(tmp_path, "--epochs", "100000", flags=("--replicas", "2", "--restarts", "0"))
     try:
         for replica in (0, 1):
             run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)  # type: ignore[misc]

@@ -139,7 +139,8 @@ def test_kills_at_any_moment(tmp_path: Path, seed: int) -> None:
 @deep.only
 def test_a_run_that_was_killed_whole_is_replayed_to_where_it_was(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = Started(directory, "train", str(FILE), "--run-dir", str(directory), "--strategy", "all_reduce")
+    flags = ("--strategy", "all_reduce", "--restarts", "0")
+    run = Started(directory, "train", str(FILE), "--run-dir", str(directory), *flags)
     run.wait_rows(ProgressRow, lambda row: row.replica == 1)
     os.killpg(run.processes()["nursery"], signal.SIGKILL)
     run.finish()

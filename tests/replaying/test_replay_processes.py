@@ -106,7 +106,7 @@ def test_the_end_of_a_run_is_replayed_from_a_snapshot_across_a_kill_an_interrupt
 @pytest.mark.parametrize("flags", [(), ("--keep-schedule", "last:1", "--snapshot-every-s", "0.3")], ids=["", "last"])
 def test_a_run_that_was_killed_whole_is_replayed_to_where_it_was(flags: tuple[str, ...], tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
-    run = training(directory, FILE, "--epochs", "1000", *flags)
+    run = training(directory, FILE, "--epochs", "1000", "--restarts", "0", *flags)
     first = directory / "schedule" / "0" / "shard-0.0"
     wait_for(lambda: not flags or not first.exists(), START_S, "what is kept to begin at a snapshot")
     os.killpg(run.processes()["nursery"], signal.SIGKILL)

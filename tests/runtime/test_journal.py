@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from squall.errors import SquallError
+from squall.errors import ProcessLost
 from squall.protocol.effects import Effect, Send
 from squall.protocol.events import Event, FrameArrived, MessageArrived, Started
 from squall.protocol.frames import Frame
@@ -107,7 +107,7 @@ def test_with_more_than_it_has_room_for_its_process_goes_on_and_is_not_succeeded
     linked.machine.taken = list(range(1 << 20))
     journal.cut(linked)
     assert linked.on(arrived(2), 0.0)
-    with pytest.raises(SquallError, match="more to keep than there was room"):
+    with pytest.raises(ProcessLost, match="more to keep than there was room"):
         successor(memory)
 
 
@@ -116,5 +116,5 @@ def test_of_a_damaged_one_nobody_goes_on() -> None:
     Journaled(Counting(), Journal(memory)).on(arrived(1), 0.0)
     state = memory.index(b"Journaled")
     memory[state : state + 4] = b"rats"
-    with pytest.raises(SquallError, match="damaged"):
+    with pytest.raises(ProcessLost, match="damaged"):
         successor(memory)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squall.cli import (
+    attach,
     chaos,
     compare,
+    detach,
     distill,
     doctor,
     export,
@@ -25,22 +27,27 @@ from squall.cli import (
     measure,
     plan,
     predict,
+    ps,
     replay,
     report,
     resume,
     run,
     simulate,
+    stop,
     token,
     train,
 )
+from squall.detaching import Command as Waiting
+from squall.detaching import Daemon, Outcome, fork
+from squall.runtime.interrupts import ended_like_ctrl_c
 from squall.version import __version__
 
 if TYPE_CHECKING:
     from squall.launchers.local import LocalRun
 
 COMMANDS = (
-    train, run, join, compare, resume, predict, distill, report, live, export, replay, measure, simulate, plan, doctor,
-    chaos, token,
+    train, run, join, compare, resume, attach, stop, ps, predict, distill, report, live, export, replay, measure,
+    simulate, plan, doctor, chaos, token,
 )  # fmt: skip
 
 
@@ -49,25 +56,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commanded_at = _process_started_at()
     os.environ["KERAS_BACKEND"] = "torch"  # for whatever imports Keras here: nothing else can be trained
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    daemon = None
+    if detach.wanted(run.before_script(arguments)):
+        side = fork()
+        if isinstance(side, Waiting):
+            return detach.wait(side, "--json" in arguments)
+        daemon = side
+    outcome = _carry_out(arguments, commanded_at, daemon)
+    sys.stderr.write(outcome.error)
+    sys.stdout.write(outcome.output)
+    if daemon is not None:
+        daemon.ended(outcome)
+    return outcome.status
+
+
+def _carry_out(arguments: Sequence[str], commanded_at: float, daemon: Daemon | None) -> Outcome:
     try:
         if arguments[:1] == ["replay"]:
             replay.begin_anew(arguments)
-        with _prints_to_stderr("--json" in run.before_script(arguments)), warnings.catch_warnings():
+        told_to_end = ended_like_ctrl_c() if daemon is not None else contextlib.nullcontext()
+        with (
+            told_to_end,
+            _prints_to_stderr("--json" in run.before_script(arguments), daemon),
+            warnings.catch_warnings(),
+        ):
             warnings.showwarning = _warn
             local = _start_early(arguments)
             try:
                 with _nothing_is_garbage():
                     options = _parser(arguments).parse_args(arguments)
-                status, output = _run(options, local, commanded_at)
+                options.daemon = daemon
+                return _run(options, local, commanded_at)
             finally:
                 if local is not None:
                     local.close()
-        sys.stdout.write(output)
-        return status
     except KeyboardInterrupt as interrupt:
         exec("")  # resets a flag: after an interrupt within `exec`, which imports use, Python would end by the signal
-        sys.stderr.write(f"squall: {str(interrupt) or 'interrupted'}\n")
-        return 130
+        return Outcome(130, error=f"squall: {str(interrupt) or 'interrupted'}\n")
 
 
 def _warn(
@@ -79,13 +104,15 @@ def _warn(
 
 
 @contextlib.contextmanager
-def _prints_to_stderr(wanted: bool) -> Iterator[None]:
+def _prints_to_stderr(wanted: bool, daemon: Daemon | None) -> Iterator[None]:
     """What the user's code prints, here and in the processes started from here, is no part of a JSON output."""
     if not wanted:
         yield
         return
     sys.stdout.flush()
     output = os.dup(1)
+    if daemon is not None:
+        daemon.outputs.append(output)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -119,15 +146,14 @@ def _start_early(arguments: Sequence[str]) -> LocalRun | None:
     return LocalRun(parts or (own[0] == "resume" and any(has_parts(Path(each)) for each in own[1:])))
 
 
-def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> tuple[int, str]:
-    """Carry out a command; returns the exit status, and what belongs on stdout."""
+def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: float) -> Outcome:
+    """Carry out a command."""
     from squall.errors import SquallError
     from squall.record.rows import RecordError
     from squall.usercode.blame import as_json, failure
 
     try:
-        done: tuple[int, str] = options.run(options, local, commanded_at)
-        return done
+        return Outcome(*options.run(options, local, commanded_at))
     except Exception as error:
         text = str(error)
         if not isinstance(error, SquallError):
@@ -135,8 +161,8 @@ def _run(options: argparse.Namespace, local: LocalRun | None, commanded_at: floa
             if not found.file and not isinstance(error, ValueError | RecordError):
                 raise
             text = f"in the user's own code:\n{found}" if found.file else text
-        sys.stderr.write(f"squall: error: {text}\n")
-        return 1, f"{json.dumps({'error': as_json(error)})}\n" if getattr(options, "json", False) else ""
+        output = f"{json.dumps({'error': as_json(error)})}\n" if getattr(options, "json", False) else ""
+        return Outcome(1, output, f"squall: error: {text}\n")
 
 
 # ---------------------------------------------------------------- parsing

@@ -63,7 +63,13 @@ def add_common(group: Any, parts: str) -> None:
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
     hang = "replace a process after S s without a step (0: no)"
     group.add_argument("--hang-after", dest="hang_after_s", type=float, metavar="S", help=hang)
+    add_restarts(group, default=3)
     group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
+
+
+def add_restarts(group: Any, default: int | None) -> None:
+    text = "after a crash, in a row (default: 3)"
+    group.add_argument("--restarts", type=int, default=default, metavar="N", help=text)
 
 
 def add_machines(group: Any) -> None:
@@ -81,8 +87,8 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_tensorboard(group)
     add_live(group)
     group.add_argument(
-        "--keep-schedule", type=schedule, default=2.0, metavar="all|none|GB|last:N",
-        help="kept for a replay (default: 2 GB); last:3: for one from the last three snapshots on",
+        "--keep-schedule", type=schedule, default=2.0, metavar="GB",
+        help="or all, none: of what a replay needs (default: 2); last:3: from the last three snapshots on",
     )  # fmt: skip
     return group
 

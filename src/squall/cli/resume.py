@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from squall.cli.flags import SAVES_ITSELF, add_keep_best, add_limits, add_live, add_patience, add_tensorboard
+from squall.cli.detach import add_detach, begins
+from squall.cli.flags import (
+    SAVES_ITSELF,
+    add_keep_best,
+    add_limits,
+    add_live,
+    add_patience,
+    add_restarts,
+    add_tensorboard,
+)
 from squall.cli.output import summarized
 
 if TYPE_CHECKING:
@@ -48,6 +57,8 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     add_keep_best(kept)
     add_tensorboard(kept)
     add_live(kept)
+    add_restarts(again, default=None)
+    add_detach(again)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -69,7 +80,7 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
     code = resumed_code(old, strategy, _settings(old["settings"], options), **limits)
     code["plan"] = _moved(code["plan"], options)
-    run = Launch(code, local, commanded_at).go(path, again=True)
+    run = Launch(code, local, commanded_at, begins=begins(options)).go(path, again=True)
     if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)
@@ -80,9 +91,10 @@ def _settings(old: Settings, options: argparse.Namespace) -> Settings:
     spread = old.spread_parts and parts > 1
     tensorboard = old.tensorboard or options.tensorboard
     on_nan = options.on_nan or old.on_nan
+    again = old.restarts if options.restarts is None else options.restarts
     return dataclasses.replace(
-        old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live, on_nan=on_nan
-    )  # fmt: skip
+        old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live, on_nan=on_nan, restarts=again
+    )
 
 
 def _moved(plan: Plan, options: argparse.Namespace) -> Plan:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squall.cli.detach import add_detach, begins
 from squall.cli.flags import SAVES_ITSELF, add_common, add_kept, add_launcher, add_patience, add_seconds, add_snapshots
 from squall.cli.machines import settle
 from squall.cli.output import summarized
@@ -33,6 +34,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     how = script.add_argument_group("where and how")
     add_common(how, "processes of a replica, each of which runs the script (see Session.group)")
     add_launcher(how, "local", "ray", text="local (processes here), or ray (default: local)")
+    add_detach(how)
     kept = add_kept(script)
     kept.add_argument("--keep-best", metavar="METRIC", help=f"refused: {SAVES_ITSELF}")
     add_snapshots(kept)
@@ -76,4 +78,4 @@ def _script(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
         settings=settings, plan=script_plan(strategy, settings, aims, seed=options.seed, device=options.device),
         optimizer_chosen=chosen,
     )  # fmt: skip
-    return summarized(Launch(code, local, commanded_at).go(options.run_dir), as_json=False)
+    return summarized(Launch(code, local, commanded_at, begins=begins(options)).go(options.run_dir), as_json=False)

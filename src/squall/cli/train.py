@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from squall.cli.detach import add_detach, begins
 from squall.cli.flags import add_keep_best, add_kept, add_limits, add_patience, add_settings, add_snapshots
 from squall.cli.machines import settle
 from squall.cli.output import summarized
@@ -26,6 +27,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         add_strategy_flags(train, arguments)
     add_patience(add_limits(train))
     add_settings(train)
+    add_detach(train)
     kept = add_kept(train)
     add_keep_best(kept)
     add_snapshots(kept)
@@ -48,4 +50,4 @@ def _train(options: argparse.Namespace, local: LocalRun | None, commanded_at: fl
     aims = Aims(**aims_of(options, loaded.epochs))
     plan = make_plan(strategy, settings, aims, seed=options.seed, device=options.device)
     code = Code(task=loaded.function, strategy=strategy, settings=settings, plan=plan, file=loaded.file)
-    return summarized(Launch(code, local, commanded_at).go(options.run_dir), options.json)
+    return summarized(Launch(code, local, commanded_at, begins=begins(options)).go(options.run_dir), options.json)

@@ -18,6 +18,7 @@ from squall.launchers.script_member import ScriptMember
 from squall.launchers.script_nursery import ScriptNursery
 from squall.runtime import attempts
 from squall.runtime.job import Job
+from squall.runtime.log import log_into
 from squall.runtime.machines import nodes
 from squall.runtime.optimizers import state_name
 from squall.task import Task
@@ -37,6 +38,8 @@ class Launching:
         order = order or self.orders.next(message["plan"])
         while order is not None:
             setproctitle(f"squall nursery of {order.directory.name}")
+            if message.get("logged") and self._member is None:
+                log_into(order.directory)
             job = dataclasses.replace(build_job(message, task, order), scratch=self._sockets)
             if job.restored is not None:
                 job.restored.manifest.check_optimizer(state_name(job.recipe))

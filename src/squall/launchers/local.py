@@ -38,21 +38,22 @@ SILENT_S = 5.0  # that other machines may say nothing while they hand over what 
 MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time to come to its end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 TELL_AFTER_S, TELL_EVERY_S = 2.0, 3.0  # that a snapshot is on its way, and how much of it
+GONE_WITHIN_S = 10.0  # that killed processes have to give their memory back
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
 class LocalRun:
     """Starts the nursery as early as possible: it imports torch while the launching process checks the task."""
 
-    def __init__(self, parts: bool = False) -> None:
-        """`parts`: its replicas are several processes each."""
+    def __init__(self, parts: bool = False, again: bool = False) -> None:
+        """`parts`: its replicas are several processes each. `again`: the run had begun before."""
         # The nursery makes this directory, when it can also see to it that it is removed.
         self._sockets = scratch.new_name()
         self._environment = dict(os.environ)
         self._nursery = NurseryProcess(parts)
         self._pipe = self._nursery.pipe
         self._launched = False
-        self._listening = False  # whether the nursery does; before, it runs the user's code
+        self.listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
         self._alone = False  # what provides the other machines is gone
         self._kill_at = math.inf
@@ -62,7 +63,7 @@ class LocalRun:
         self._collect_by = 0.0
         self._exits: list[dict[str, Any]] = []
         self._head: Head | None = None  # of a run on several machines
-        self._moved = False  # it goes on, on other machines than it began on
+        self._moved = again  # it goes on, maybe on other machines than it began on
         self._task: dict[str, Any] = {}  # what every nursery is given
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any], head: Head | None = None) -> None:
@@ -122,7 +123,7 @@ class LocalRun:
             return
         match said["kind"]:
             case "listening":
-                self._listening = True
+                self.listening = True
             case "failed":
                 raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
             case "stopping" if self._stops == 1:
@@ -176,6 +177,8 @@ class LocalRun:
 
     def _on_ended(self, status: str, reason: str) -> None:
         for failure in (e for e in self._exits if e["traceback"]):
+            if lost := _lost(failure["traceback"]):
+                raise ProcessLost(lost)
             if Node.parse(failure["node"]) == COORDINATOR:
                 found = decode(failure["traceback"])
                 plain = found is not None and found.type == RecordError.__name__ and found.message
@@ -196,9 +199,18 @@ class LocalRun:
     def _go_on(self) -> None:
         """Have the run begin again from its newest snapshot, in the same nurseries."""
         assert self._head is not None
-        self._over, self._listening, self._moved = None, False, True
+        self._over, self.listening, self._moved = None, False, True
         self._exits.clear()
         self._head.again()
+
+    @property
+    def several(self) -> bool:
+        """It may be on several machines."""
+        return self._head is not None
+
+    def gone(self) -> bool:
+        """End what there still is of its processes here; whether they are gone."""
+        return self._nursery.kill(GONE_WITHIN_S)
 
     def standing_still(self) -> list[str]:
         """Processes of the run that are stopped, in words."""
@@ -209,7 +221,7 @@ class LocalRun:
 
         Before the nursery listens there is nothing to keep.
         """
-        if not self._listening:
+        if not self.listening:
             self._nursery.kill()
             self.ended = End("interrupted", f"interrupted before the training {'went on' if self._moved else 'began'}")
             return
@@ -231,3 +243,11 @@ class LocalRun:
             self._pipe.say(kind="kill")
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def _lost(told: str) -> str:
+    """Why a process could not succeed another, in words; empty where it is something else that it has raised."""
+    kind = f"{ProcessLost.__module__}.{ProcessLost.__name__}: "
+    found = decode(told)
+    message = found.message if found is not None else ""
+    return message.removeprefix(kind).partition("\n")[0] if message.startswith(kind) else ""

@@ -30,15 +30,17 @@ class NurseryProcess:
         self.pipe = ControlPipe(Connection(mine.detach()))
 
     def ending(self) -> str:
-        """How it has ended, for people."""
-        return ending(self._process.wait())
+        """How it has ended, for people. What it has forked is gone as well."""
+        code = self._process.wait()
+        self.kill()
+        return ending(code)
 
-    def kill(self) -> None:
-        """End it and all that it has forked, whether they answer or not, and wait until they are gone."""
+    def kill(self, within_s: float = LEAVE_WITHIN_S) -> bool:
+        """End it and all that it has forked, whether they answer or not, and wait for that. Whether all are gone."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        wait([self._life], LEAVE_WITHIN_S)
+        return bool(wait([self._life], within_s))
 
     def close(self) -> None:
         """It ends by itself now, or is killed."""

@@ -47,6 +47,7 @@ from squall.protocol.nursery_messages import (
     Joined,
     Leaving,
     ProcessLost,
+    ProcessStuck,
     Refused,
     StopAsked,
 )

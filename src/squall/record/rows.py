@@ -225,8 +225,8 @@ class EventRow:
     """Something that happened to the run, in words for people."""
 
     time_s: float  # seconds of training
-    # started, joined, lost, replaced, left, leaves, snapshot, nonfinite, diverged, warning, reached, stopped, finished,
-    # error
+    # started, joined, lost, replaced, restarted, left, leaves, snapshot, nonfinite, diverged, warning, reached,
+    # stopped, finished, error
     kind: str
     text: str
 

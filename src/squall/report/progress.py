@@ -17,7 +17,7 @@ SHOWN, SHARDS_SHOWN = 12, 4  # replicas, and shards, with a line of their own
 COLUMNS = ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share")
 OF_TRAINING = ("loss", "staleness", "max")  # the columns that a run has that trains
 SILENT_S = 10.0  # who is silent for so long is named, or for longer where a replica's reports lie further apart
-TROUBLE = {"lost": "yellow", "warning": "yellow", "nonfinite": "yellow", "diverged": "red", "error": "red"}
+TROUBLE = dict.fromkeys(("lost", "restarted", "warning", "nonfinite"), "yellow") | {"diverged": "red", "error": "red"}
 
 
 class ProgressViewer:
@@ -28,9 +28,14 @@ class ProgressViewer:
     """
 
     def __init__(
-        self, console: Console | None = None, interval_s: float = 5.0, causes: Callable[[], Sequence[str]] = tuple
+        self, console: Console | None = None, interval_s: float = 5.0, causes: Callable[[], Sequence[str]] = tuple,
+        known: int = 0,
     ) -> None:  # fmt: skip
-        """`causes` is called when replicas are silent, and names what is known to stand still."""
+        """`causes` is called when replicas are silent, and names what is known to stand still.
+
+        So many events are `known`, and not printed.
+        """
+        self._known = known
         self._causes = causes
         self._silence = Silence()
         # Results may be piped from standard output, so progress keeps to the other one.
@@ -50,9 +55,11 @@ class ProgressViewer:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._redraw()
             return
-        for row in rows:
-            if isinstance(row, EventRow) and row.kind != "snapshot":  # regular, and of no interest in a log
+        events = [row for row in rows if isinstance(row, EventRow)]
+        for row in events[self._known :]:
+            if row.kind != "snapshot":  # regular, and of no interest in a log
                 self._print(_event(row).plain)
+        self._known = max(0, self._known - len(events))
         if self._tally.replicas and now - self._printed >= self._interval_s:
             self._printed, self._line = now, self._sentence()
             self._print(self._line)
@@ -121,10 +128,9 @@ class Silence:
 def sentence(tally: Totals) -> str:
     """The state of a run in one line."""
     replicas = tally.replicas.values()
-    name, done, total = tally.limit()
     parts = [
         clock(tally.time_s),
-        f"{name} {_amount(done)}" + (f" of {_amount(total)}" if total > 0 else ""),
+        reached(tally),
         f"{rate_text(tally.rate(replicas))} examples/s",
     ]
     if tally.trains:
@@ -133,6 +139,12 @@ def sentence(tally: Totals) -> str:
         parts.append(f"staleness {stale:.1f}")
     parts += [f"validation {metric.name} {number(metric.value)}" for metric in tally.metrics.values()]
     return "  ".join(parts)
+
+
+def reached(tally: Totals) -> str:
+    """How far a run is."""
+    name, done, total = tally.limit()
+    return f"{name} {_amount(done)}" + (f" of {_amount(total)}" if total > 0 else "")
 
 
 def picture(tally: Totals) -> RenderableType:
@@ -158,7 +170,7 @@ def _heading(tally: Totals) -> Text:
 
 
 def _bar(tally: Totals) -> Table:
-    name, done, total = tally.limit()
+    _, done, total = tally.limit()
     known = total > 0
     # Its own clock would be read otherwise, and would go on pulsing while training hangs.
     bar = ProgressBar(total if known else None, done, pulse=not known, animation_time=tally.time_s)
@@ -171,7 +183,7 @@ def _bar(tally: Totals) -> Table:
         times = f"{percent(done, total)}  {times}"
         if done < total:
             times += f", {clock(tally.time_s * (total - done) / done)} left"
-    line.add_row(f"{name} {_amount(done)}" + (f" of {_amount(total)}" if known else ""), bar, times)
+    line.add_row(reached(tally), bar, times)
     return line
 
 

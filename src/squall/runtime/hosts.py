@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from squall.errors import SquallError
+from squall.errors import ProcessLost
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -118,8 +118,7 @@ class ShardHost(Host):
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
         if numbers is not None and numbers.lacking:
-            why = "has an optimizer whose state could not be shared"
-            raise SquallError(f"shard {index} {why}: squall resume {job.directory} goes on from the newest snapshot")
+            raise ProcessLost(f"shard {index} has an optimizer whose state could not be shared")
         if numbers is not None and numbers.torn:
             pass  # the first thing that it is asked is to `GoBack`
         elif numbers is not None and numbers.updates:

@@ -18,7 +18,7 @@ from struct import Struct
 
 import msgspec
 
-from squall.errors import SquallError
+from squall.errors import ProcessLost
 from squall.protocol.effects import Effect
 from squall.protocol.events import Event
 from squall.protocol.succession import Journaled
@@ -92,11 +92,11 @@ class Journal:
     def succeed(self, updates: int = 0, copied: int | None = None) -> Journaled:
         """The state of who has died, behind the last event.
 
-        `updates` are in its numbers, or were: `copied` are in their copy, if they are torn. Raises `SquallError` where
+        `updates` are in its numbers, or were: `copied` are in their copy, if they are torn. Raises `ProcessLost` where
         the journal is damaged, or had no room.
         """
         if self._words[4]:
-            raise SquallError(
+            raise ProcessLost(
                 "a killed process had more to keep than there was room for, so that nobody can succeed it"
             )
         linked: Journaled
@@ -105,7 +105,7 @@ class Journal:
             linked, self.kept = pickle.loads(state)
             events = list(map(self._event, entries))
         except Exception as error:
-            raise SquallError(f"a killed process has left a damaged journal: {error}") from error
+            raise ProcessLost(f"a killed process has left a damaged journal: {error}") from error
         word = self._words[1]
         done = word & 0xFFFFFF if word >> 24 == self._number else 0
         self._at = 0

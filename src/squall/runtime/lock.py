@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from squall.runtime.disk import written
+from squall.runtime.processes import identity
+
+LOCK = "lock"  # file in the run's directory
 
 
 @contextmanager
@@ -21,7 +24,7 @@ def hold(directory: Path) -> Iterator[int]:
 
     Raises `ValueError` when somebody else does, or when nothing can be written there.
     """
-    path = directory / "lock"
+    path = directory / LOCK
     with written(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with open(handle, "r+") as file:
@@ -30,23 +33,32 @@ def hold(directory: Path) -> Iterator[int]:
         except OSError:
             raise ValueError(_refusal(path, file.read())) from None
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(identity(os.getpid()))
         file.flush()
         yield handle
 
 
-def holders(path: Path) -> dict[int, str]:
-    """Pid -> title of the other processes of this user that have the file open."""
-    found, name = {}, str(path.resolve())
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):  # it has ended meanwhile
-            if os.readlink(link) == name and (pid := int(link.parts[2])) != os.getpid():
-                found[pid] = (link.parents[1] / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+def holders(path: Path, among: Iterable[int] | None = None) -> dict[int, str]:
+    """Pid -> title of the other processes of this user that hold the lock, of all or `among` some."""
+    found, name = {}, path.resolve()
+    for pid in {pid for file, pid in held(among) if file == name} - {os.getpid()}:
+        with suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     return found
 
 
+def held(among: Iterable[int] | None = None) -> Iterator[tuple[Path, int]]:
+    """Files named as a run's lock, and pids of this user's processes that hold such a lock (who reads it does not)."""
+    for process in ["[0-9]*"] if among is None else map(str, among):
+        for link in Path("/proc").glob(f"{process}/fd/*"):
+            with suppress(OSError):  # it has ended meanwhile
+                file = Path(os.readlink(link))
+                if file.name == LOCK and "FLOCK" in (link.parents[1] / "fdinfo" / link.name).read_text():
+                    yield file, int(link.parts[2])
+
+
 def _refusal(path: Path, launcher: str) -> str:
-    others = holders(path)
+    others, launcher = holders(path), launcher.partition(" ")[0]
     if not others:
         return f"{path.parent} is being trained by another process: wait for it, or end it first"
     if launcher.isdecimal() and int(launcher) in others:

@@ -40,6 +40,14 @@ def ending(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def identity(pid: int) -> str:
+    """The process, and no later one with its number: both the number and when it began, in ticks of the kernel's clock.
+
+    Raises `OSError` where there is none.
+    """
+    return f"{pid} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+
+
 def standing_still(session: int) -> list[str]:
     """Processes of a session that are stopped, in words, with the remedy."""
     found = []
@@ -82,9 +90,9 @@ def fork() -> int:
     return pid
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent has gone."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, or send it another signal, when its parent has gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it went before we asked
         os._exit(1)
 

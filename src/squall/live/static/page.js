@@ -9,7 +9,7 @@ const number = value => value === null || value === undefined ? '–' : Number(v
 const sized = value => value >= 99.95 ? Math.round(value) : value.toFixed(1)
 const bytes = value => value >= 1e9 ? `${sized(value / 1e9)} GB` : value >= 1e6 ? `${sized(value / 1e6)} MB` : `${sized(value / 1e3)} kB`
 const WEIGHTS = [3, 4, 6, 7, 10, 11] // columns of the table of replicas that are about weights
-const TROUBLE = new Set(['lost', 'warning', 'nonfinite', 'diverged', 'error'])
+const TROUBLE = new Set(['lost', 'restarted', 'warning', 'nonfinite', 'diverged', 'error'])
 
 let run = new Run(), wanted = false, away = false
 let whole = false // all is there of what the whole run did

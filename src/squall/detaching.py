@@ -1,0 +1,123 @@
+"""A run without a terminal: its launching process is a fork of the command, in a session of its own.
+
+Up to the training it is the command's: what it says is seen, its exit status is the command's, Ctrl-C reaches it, and
+it is ended with the command. Then it says so, and from there on its output is the run's log. How it has ended it leaves
+in a file, for who attaches later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from squall.runtime.log import log_into
+from squall.runtime.processes import die_with_parent, identity, outlive_parent
+
+FILE = "detached.json"  # in the run's directory
+PATH_BYTES = 4096
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Of a command: its exit status, and what it has written on stdout and on stderr behind its progress."""
+
+    status: int
+    output: str = ""
+    error: str = ""
+
+
+class Detached(msgspec.Struct, frozen=True):
+    """What is known of a launching process without a terminal."""
+
+    launcher: str  # its `identity`, as it is in the lock
+    outcome: Outcome | None = None  # None: it has not ended, or was killed
+
+
+class Daemon:
+    """The launching process, seen by itself."""
+
+    def __init__(self, line: int) -> None:
+        self._line = line  # to the command
+        self._directory: Path | None = None
+        self.outputs = [1, 2]  # descriptors that lead to the terminal
+
+    def begins(self, directory: Path) -> None:
+        """All is well until the training: the command may end. Called again, this does nothing."""
+        if self._directory is not None:
+            return
+        self._directory = directory
+        self._write(Detached(identity(os.getpid())))
+        log_into(directory, self.outputs)
+        outlive_parent()
+        with suppress(BrokenPipeError):  # the terminal is gone just now
+            os.write(self._line, os.fsencode(directory))
+        os.close(self._line)
+
+    def ended(self, outcome: Outcome) -> None:
+        if self._directory is not None and self._directory.is_dir():
+            self._write(Detached(identity(os.getpid()), outcome))
+
+    def _write(self, detached: Detached) -> None:
+        """Whole or not at all."""
+        assert self._directory is not None
+        new = self._directory / f"{FILE}.new"
+        file = os.open(new, os.O_WRONLY | os.O_TRUNC | os.O_CREAT, 0o600)
+        with open(file, "wb") as opened:
+            opened.write(msgspec.json.encode(detached))
+        new.rename(self._directory / FILE)
+
+
+class Command(NamedTuple):
+    """The command that has forked a launching process."""
+
+    daemon: int  # pid
+    line: int
+
+    def wait(self) -> Path | int:
+        """The run's directory, when its training goes on; or the exit status, where it has ended before."""
+
+        def hand_on(number: int, frame: object) -> None:
+            with suppress(ProcessLookupError):
+                os.kill(self.daemon, number)
+
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            if self.line in wait([self.line, os.pidfd_open(self.daemon)]) and (said := os.read(self.line, PATH_BYTES)):
+                return Path(os.fsdecode(said))
+            code = os.waitstatus_to_exitcode(os.waitpid(self.daemon, 0)[1])
+            return code if code >= 0 else 128 - code
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def fork() -> Daemon | Command:
+    """Fork; each process is told which of the two it is."""
+    readable, writable = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = os.getpid()
+    if daemon := os.fork():
+        os.close(writable)
+        return Command(daemon, readable)
+    os.setsid()
+    die_with_parent(command, signal.SIGTERM)
+    os.close(readable)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return Daemon(writable)
+
+
+def detached(directory: Path) -> Detached | None:
+    """What the last launching process without a terminal has left, if one has."""
+    try:
+        return msgspec.json.decode((directory / FILE).read_bytes(), type=Detached)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from squall.runtime.lock import holders
+from tests.cli.detached import detached
+from tests.launchers.processes import Started, wait_for
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Of a run of which nothing is left behind the test."""
+    path = tmp_path / f"run-{uuid4().hex[:8]}"
+    yield path
+    for pid in holders(path / "lock"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not holders(path / "lock"), 10, "all processes to end")
+
+
+@pytest.fixture
+def endless(directory: Path) -> Started:
+    return detached(directory, "--epochs", "100000", "--snapshot-every-s", "0.5")

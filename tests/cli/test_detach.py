@@ -1,0 +1,139 @@
+"""`squall train --detach`: the run goes on without its terminal. Real processes, as users start them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from squall.detaching import FILE as LEFT
+from squall.record.rows import ProgressRow
+from squall.runtime.snapshot import Snapshots
+from tests.cli.detached import BAD, detached, runs
+from tests.launchers.blobs import EXAMPLES
+from tests.launchers.processes import FILE, START_S, Started, alive, wait_for
+from tests.launchers.test_scripts import SCRIPT
+from tests.warm import Warm
+from tests.warm import squall as command
+
+
+def test_a_detached_run_is_a_session_of_its_own_and_its_files_are_private(endless: Started) -> None:
+    pid = endless.pid  # type: ignore[attr-defined]
+    assert os.getsid(pid) == pid
+    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (1, 2)} == {str(endless.directory / "log.txt")}
+    for other in endless.processes().values():
+        assert os.readlink(f"/proc/{other}/fd/1") == str(endless.directory / "log.txt")
+    for name in ("log.txt", LEFT, "lock"):
+        assert stat.S_IMODE((endless.directory / name).stat().st_mode) == 0o600
+    (found,) = runs(endless.directory)
+    assert (found["pid"], found["status"], found["strategy"]) == (pid, "running", "downpour")
+    assert re.fullmatch(r"epoch [\d.]+ of 100,000", found["progress"])
+    listed = command("ps").stdout
+    assert re.search(rf"{endless.directory} +\d+\.\d s ago +downpour +epoch .* +running +{pid}\n", listed), listed
+    assert [run["pid"] for run in runs(endless.directory.parent)] == [pid]
+    assert "Epoch 0" in command("report", endless.directory, "--audit").stdout
+
+
+def test_it_goes_on_when_its_terminal_and_all_of_that_are_killed(directory: Path) -> None:
+    shell = f"squall train {FILE} --run-dir {directory} --epochs 100000 --detach; echo said; cat"
+    code = "import os, pty, sys; os.write(2, b'%d ' % os.getpid()); pty.spawn(sys.argv[1:])"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    terminal = subprocess.Popen(
+        [sys.executable, "-c", code, "sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PATH": path}, start_new_session=True,
+    )  # fmt: skip
+    assert terminal.stdout is not None
+    assert any(line.strip() == "said" for line in terminal.stdout)
+    (group,) = map(int, Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text().split())
+    os.killpg(group, signal.SIGKILL)  # the shell and whatever it has started
+    terminal.kill()  # its terminal is gone: whoever is left in its session hears a hangup
+    terminal.communicate()
+    run = Started.__new__(Started)
+    run.directory = directory
+    run.goes_on()
+    assert command("stop", directory).returncode == 0
+    assert run.gone()
+
+
+def test_a_terminal_that_goes_before_the_training_takes_the_run_with_it(tmp_path: Path, directory: Path) -> None:
+    (tmp_path / "job.py").write_text(BAD)
+    run = Started(directory, "train", "job.py:waiting", "--run-dir", str(directory), "--detach", cwd=tmp_path)
+    wait_for((tmp_path / "here").exists, START_S, "the task")
+    (daemon,) = map(int, Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split())
+    run.process.kill()
+    wait_for(lambda: not alive(daemon), START_S, "the launching process to end")
+    run.finish()
+    assert not directory.exists()
+
+
+def test_an_interrupt_before_the_training_reaches_it(tmp_path: Path, directory: Path) -> None:
+    (tmp_path / "job.py").write_text(BAD)
+    run = Started(directory, "train", "job.py:waiting", "--run-dir", str(directory), "--detach", cwd=tmp_path)
+    wait_for((tmp_path / "here").exists, START_S, "the task")
+    run.process.send_signal(signal.SIGINT)
+    status, out, err = run.finish()
+    assert (status, out, err) == (130, "", "squall: interrupted\n")
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["job.py:broken"], 1, "my own mistake"),
+        (["job.py:missing"], 1, "missing"),
+        (["job.py:later", "--epoch", "many"], 2, "invalid int value: 'many'"),
+        (["job.py:later", "--live"], 1, "--detach leaves no terminal for the link of --live: leave that out"),
+    ],
+)
+def test_what_is_wrong_before_the_training_is_seen(
+    tmp_path: Path, directory: Path, arguments: list[str], status: int, said: str
+) -> None:
+    (tmp_path / "job.py").write_text(BAD)
+    done = command("train", "--detach", "--run-dir", directory, *arguments, cwd=tmp_path)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert not directory.exists()
+
+
+def test_a_nursery_is_lost_without_a_terminal(endless: Started) -> None:
+    wait_for(Snapshots(endless.directory).numbers, START_S, "a snapshot")
+    attached = Warm(("attach", str(endless.directory)))
+    assert any("examples/s" in line for line in attached.stderr)
+    endless.kill("nursery")
+    wait_for(lambda: "restart 1 of 3" in (endless.directory / "log.txt").read_text(), START_S, "a restart")
+    wait_for(lambda: "coordinator" in endless.processes(), START_S, "its processes")
+    endless.goes_on()
+    for pid in endless.processes().values():
+        assert os.readlink(f"/proc/{pid}/fd/2") == str(endless.directory / "log.txt")
+    assert command("stop", endless.directory).returncode == 0
+    _, told = attached.communicate(timeout=START_S)
+    assert told.count("the nursery (pid") == 1, "what has happened is shown once"
+    trained = sum(row.examples for row in endless.rows(ProgressRow))  # type: ignore[attr-defined]
+    (last,) = re.findall(r"epoch ([\d,.]+) of", told.splitlines()[-2])
+    assert float(last.replace(",", "")) == pytest.approx(trained / EXAMPLES, abs=0.6), "the record went back"
+
+
+@pytest.mark.parametrize("flags", [("--strategy", "single_process"), ("--launcher", "inline")])
+def test_a_run_in_one_process_goes_on_and_is_stopped(directory: Path, flags: tuple[str, ...]) -> None:
+    run = detached(directory, "--epochs", "100000", *flags)
+    run.wait_rows(ProgressRow, lambda row: True)
+    assert command("stop", directory).returncode == 0
+    assert not alive(run.pid)  # type: ignore[attr-defined]
+    assert command("attach", directory).returncode == 130
+
+
+def test_a_script_goes_on_and_prints_into_its_log(directory: Path) -> None:
+    done = command("run", "--run-dir", directory, "--detach", SCRIPT, "--epochs", "60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("before\n"), "what is in front of squall.join is seen"
+    attached = command("attach", directory)
+    assert attached.returncode == 0, attached.stderr
+    assert "finished" in attached.stdout
+    assert "weights" in (directory / "log.txt").read_text()
