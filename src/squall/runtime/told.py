@@ -69,9 +69,10 @@ def rows_of_work(node: Node, stats: Stats, time_s: float, bytes_each: int, block
 
 def _lost(time_s: float, note: notes.UpdatesLost) -> Iterator[Row]:
     yield from (LossRow(time_s, note.shard, *span) for span in note.ranges)
-    examples, when = sum(map(size, note.ranges)), ", by a resume" if note.over else ""
+    examples = f"{count:,}" if (count := sum(map(size, note.ranges))) else "no more"
+    when = ", by a resume" if note.over else ""
     text = f"shard {note.shard} died inside an update and went back from version {note.last:,} to {note.first:,}"
-    yield EventRow(time_s, "lost", f"{text}; {examples:,} examples are dealt again{when}")
+    yield EventRow(time_s, "lost", f"{text}; {examples} examples are dealt again{when}")
 
 
 def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:

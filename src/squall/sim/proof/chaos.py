@@ -29,7 +29,7 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.mortal import deaths_of_coordinators, deaths_of_shards
+from squall.sim.proof.mortal import deaths_inside_updates, deaths_of_coordinators, deaths_of_shards
 from squall.sim.proof.rotten import rots
 from squall.strategies import (
     AllReduce,
@@ -188,7 +188,7 @@ def chaos(seed: int) -> Chaos:
     return _doomed(Chaos(
         seed, strategy, replicas, shards, examples, batch_size, epochs,
         network=Network(latency_s=0.001, jitter_s=chance.choice((0.0, 0.001, 0.004))),
-        paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)),
+        paces=paces, notice_s=chance.choice((0.0, 0.002, 0.02)), machines=machines,
         snapshot_every_s=chance.choice((None, 0.02, 0.05)), evaluate=chance.random() < 0.7,
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=several.slow_stops(seed, machines, hung.at_stops(
@@ -199,7 +199,7 @@ def chaos(seed: int) -> Chaos:
             + hung.hangs(seed, machines, _others(replicas, shards), events)
             + rots(seed, events),
             _others(replicas, shards),
-        )), machines=machines, parts=parts.number, spread_parts=parts.spread,
+        )) + deaths_inside_updates(seed, shards, events), parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,

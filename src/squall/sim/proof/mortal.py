@@ -29,7 +29,12 @@ def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
         within, untold = chance.choice((None, 0, 1, 2, 3, 4, 6)), chance.random() < 0.5
         start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
         found.append(Kill(chance.randrange(events), shard, start_s, steps=within, untold=untold))
+    return tuple(found)
+
+
+def deaths_inside_updates(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
     chance = random.Random(f"{seed} deaths inside updates")
+    found: list[Fault] = []
     for _ in range(chance.choice((0, 0, 1, 2, 3)) if shards else 0):
         start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
         found.append(Kill(chance.randrange(events), shard, start_s, steps=chance.choice((0, 0, 1)), torn=True))
@@ -71,9 +76,10 @@ class Retelling:
         return False
 
 
-def copies_every(seed: int) -> int:
-    """Updates from one copy of a shard's numbers to the next."""
-    return random.Random(f"{seed} copies").choice((1, 2, 3, 5, 8, 1000))
+def copies_every(seed: int, faults: Sequence[Fault]) -> int:
+    """Updates from one copy of a shard's numbers to the next; 0: there are none, since nobody will need one."""
+    torn = any(isinstance(fault, Kill) and fault.torn for fault in faults)
+    return random.Random(f"{seed} copies").choice((1, 2, 3, 5, 8, 1000)) if torn else 0
 
 
 class MortalJournal(Journal):

@@ -208,7 +208,7 @@ class ChaoticLoopRun(ChaoticRun):
 
     def _begin(self) -> None:
         chaos, hosts, saved = self.chaos, self.hosts, self.saved
-        hosts.copies_every = copies_every(chaos.seed)
+        hosts.copies_every = copies_every(chaos.seed, chaos.faults)
         if chaos.scripted:
             hosts.logs, hosts.leaves_out = True, leaves_out
         if chaos.scripted and self.recipe.work.several_steps:

@@ -87,7 +87,8 @@ class Trial:
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         self._rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
         self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / self._rate + SLACK_S
-        self._to_come = deque(fault for fault in chaos.faults if not isinstance(fault, Skew))
+        to_come = (fault for fault in chaos.faults if not isinstance(fault, Skew))
+        self._to_come = deque(sorted(to_come, key=lambda fault: fault.at))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
         self._rotten = Rotten(allowed(chaos.seed, chaos.recipe))
