@@ -16,6 +16,7 @@ from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader, audit
 from tests import deep
 from tests.launchers.processes import Started, wait_for
+from tests.launchers.test_machines import cluster
 
 TASK = Path(__file__).with_name("hanging.py")
 SCRIPT = Path(__file__).with_name("hanging_script.py")
@@ -110,6 +111,22 @@ def test_a_script_in_a_group_may_be_away_and_is_waited_for(tmp_path: Path) -> No
         run.goes_on()
         run.goes_on()
         assert not run.events("lost")
+
+
+def test_the_nursery_of_another_machine_watches_its_own(tmp_path: Path) -> None:
+    flags = ("--replicas", "3", "--shards", "2", "--threads", "1", "--epochs", "100000", "--hang-after", str(AFTER_S))
+    with cluster(tmp_path, 2, *flags) as found:
+        found.event("started")
+        nursery, (machine,) = found.run.processes()["nursery"], found.machines
+        parent = lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])  # noqa: E731
+        there = {title: pid for title, pid in found.run.processes().items() if title.startswith("replica ")}
+        title, pid = next((title, pid) for title, pid in there.items() if parent(pid) != nursery)
+        os.kill(pid, signal.SIGSTOP)
+        found.event("lost", f"{title}: it hung: it was stopped for")
+        found.event("replaced", title)
+        assert machine.process.poll() is None
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130
 
 
 def test_a_slow_replica_is_left_alone(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from squall import Downpour, Settings
 from squall.launchers.lookout import LOOK_EVERY_S, UNHEARD_AT_MOST, Lookout
+from squall.plan import make_plan
 from squall.protocol.events import ActivitySeen, ProcessesSeen
 from squall.protocol.nodes import Node
-from squall.runtime.board import Board
+from squall.runtime.board import Board, Doing
+from squall.runtime.job import private_job
+from squall.vector import Layout
+from tests.tasks import regression
 
 
 def test_what_nobody_hears_is_told_later_at_once() -> None:
@@ -23,3 +31,34 @@ def test_what_nobody_hears_is_told_later_at_once() -> None:
         passed.append(next((each.spent[0].seconds for each in seen if isinstance(each, ActivitySeen)), None))
         assert isinstance(seen[0], ProcessesSeen)  # how they stand is looked at also while nobody hears
     assert passed == [LOOK_EVERY_S, None, None, 3 * LOOK_EVERY_S]
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+@pytest.mark.parametrize("hang_after_s", [None, 0.0, 5.0])
+def test_scripts_are_watched_only_for_being_stopped_unless_their_user_says_how_long(
+    run_dir: Path, scripts: bool, hang_after_s: float | None
+) -> None:
+    lookout, node = Lookout(scripts), Node("replica", 0)
+    strategy, task = Downpour(replicas=1), regression()()
+    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+    job = private_job(make_plan(strategy, Settings(hang_after_s=hang_after_s)), strategy, task, layout, run_dir)
+    board = lookout.prepared(job).board
+    assert board is not None
+    children: Any = [SimpleNamespace(node=node, pid=os.getpid())]
+
+    def work(now: float) -> list[str]:
+        seen = [each for each in lookout.look(now, children) if isinstance(each, ProcessesSeen)]
+        return [each.sights[0].work for each in seen]
+
+    before = work(1.0)
+    entry = board.entry(node, 1.0)
+    entry.works()
+    entry.begins(Doing.COMPUTING, 1.0, alone=True)
+    computing = work(2.0)
+    entry.rests()
+    assert work(3.0) == ([] if hang_after_s == 0 else ["none"])
+    if hang_after_s == 0:
+        assert before == computing == []
+    else:
+        assert before == (["none"] if scripts else ["other"])
+        assert computing == (["none"] if scripts and hang_after_s is None else ["step"])

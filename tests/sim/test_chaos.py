@@ -63,6 +63,7 @@ def test_they_are_of_every_strategy_and_every_fault(found: list[soak.WorldVerdic
     assert set(happened) == {
         "Weather", "Cut", "Pause", "Kill", "Skew", "Spoil", "Rot", "FullDisk", "UserStop", "Tear",
         "Partition", "MachineGone", "MachineLeaves", "MachineComes", "Jam", "Lie",
+        "Hang", "Suspend",
     }  # fmt: skip
     assert min(happened.values()) > WORLDS // 20
     killed = {fault.part.role for each in found for fault in each.chaos.faults if isinstance(fault, Kill)}

@@ -57,6 +57,7 @@ class Lookout:
 
     def _sight(self, board: Board, child: Child) -> Sight:
         seen, state = board.sight(child.node), state_of(child.pid)
-        if self._own_time and child.node.role == "replica":
+        begins = self._scripts and seen.moved < 0  # it is before its batches
+        if (self._own_time or begins) and child.node.role == "replica":
             return Sight(child.node, seen.moved, state=state)
         return msgspec.structs.replace(seen, state=state)

@@ -12,7 +12,7 @@ from squall.launchers.coordinator_line import StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
 from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Effect, End
-from squall.protocol.events import LauncherLost, LeaveRequested, Started
+from squall.protocol.events import Event, LauncherLost, LeaveRequested, ProcessesSeen, Started
 from squall.protocol.link import Linked
 from squall.protocol.nodes import Node
 from squall.protocol.nursery import NurseryMachine
@@ -86,6 +86,10 @@ class MemberNursery(Nursery):
             self._kill_all()
         elif said["status"] == "failed":
             self._kill_waiting()
+
+    def _tell(self, event: Event) -> None:
+        if self.end is None or not isinstance(event, ProcessesSeen):  # behind a training scripts may do anything
+            super()._tell(event)
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, End):

@@ -25,6 +25,7 @@ from squall.protocol.effects import (
     Forget,
     Gather,
     JoinGroup,
+    MeetParts,
     Payload,
     Step,
     Transmit,
@@ -42,9 +43,14 @@ LINGER_S = 1.5  # after its end a node waits so long for its last words to be ac
 DOING = {
     **dict.fromkeys((Compute, Step, Answer, EvaluateModel), Doing.COMPUTING),
     **dict.fromkeys((Apply, CalculateVectors, AddPortions), Doing.APPLYING),
-    **dict.fromkeys((JoinGroup, Gather), Doing.WAITING),
+    **dict.fromkeys((JoinGroup, Gather, MeetParts), Doing.WAITING),
 }
-WITH_OTHERS = (JoinGroup, Gather, Step)  # these wait for others, but for what the host says that it does alone
+WITH_OTHERS = (
+    JoinGroup,
+    Gather,
+    MeetParts,
+    Step,
+)  # they wait, but for what a host says that it does alone
 
 
 class Transport(Protocol):

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from squall.protocol.effects import Effect, KillMember
 from squall.protocol.events import Event, ProcessesSeen
@@ -16,6 +17,9 @@ from squall.runtime.driver import DOING
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.faults import Fault, Hang, Pause, Role, Suspend, UserStop
+
+if TYPE_CHECKING:
+    from squall.sim.proof.chaos import Chaos
 
 WATCHED = 0.25  # of the worlds have nurseries that look for who hangs
 AFTER_S, LOOK_EVERY_S = 2.5, 0.25  # longer than most pauses
@@ -74,14 +78,15 @@ class _Still:
 class Stillness:
     """Of one life."""
 
-    def __init__(self, world: World, machine: Callable[[Node], int], watched: bool, slowest_s: float) -> None:
-        """`machine` says where a node is; `slowest_s` is what a batch takes at most."""
+    def __init__(self, world: World, machine: Callable[[Node], int], chaos: Chaos) -> None:
+        """`machine` says where a node is."""
         self._world, self._machine = world, machine
-        self._patience_s = TIMES * max(AFTER_S, slowest_s)
+        self._patience_s = TIMES * max(AFTER_S, *chaos.paces)
+        self._in_parts = chaos.parts > 1  # a replica stands still where a part of it does, or is not there
         self._still: dict[Node, _Still] = {}
         self._moved, self._steps = Counter[Node](), Counter[Node]()
         world.on_kill.append(self._forget)
-        if watched:
+        if chaos.watched:
             self._look_again()
 
     def _forget(self, node: Node) -> None:
@@ -142,7 +147,8 @@ class Stillness:
             self._steps[node] += 1
         if isinstance(what, KillMember) and what.why:
             still = self._still.get(what.node)
-            if still is None or not still.since + AFTER_S <= now < still.until:
+            waits = self._in_parts and what.node.role == "replica"
+            if not waits and (still is None or not still.since + AFTER_S <= now < still.until):
                 raise Broken("I22", f"{what.node} is killed, and goes on by itself: {what.why}")
         for hung, still in self._still.items():
             if now > still.by and hung in self._world.processes and self._watches(hung):

@@ -124,7 +124,7 @@ class Trial:
         )
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
-        self._stillness = Stillness(self.world, self._machines.of, chaos.watched, max(chaos.paces))
+        self._stillness = Stillness(self.world, self._machines.of, chaos)
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
         hosts.poison, hosts.disk, hosts.together = self._poison, self._disk, 3
