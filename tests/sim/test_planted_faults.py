@@ -181,10 +181,10 @@ def clocks_not_compared(original: Any, shard: Shard, sender: Node, exchange: Exc
     original(shard, sender, exchange, *given)
 
 
-def one_more(original: Any, shard: Shard, index: int, exchanges: Any, *rest: Any) -> None:
+def one_more(original: Any, shard: Shard, index: int, exchanges: Any, *rest: Any, **named: Any) -> None:
     bound = exchanges.rules.max_delay
     rules = msgspec.structs.replace(exchanges.rules, max_delay=None if bound is None else bound + 1)
-    original(shard, index, msgspec.structs.replace(exchanges, rules=rules), *rest)
+    original(shard, index, msgspec.structs.replace(exchanges, rules=rules), *rest, **named)
 
 
 def strangers_welcome(
