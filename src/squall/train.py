@@ -204,7 +204,8 @@ class Launch:
     def _another(self) -> LocalRun:
         """A nursery in the place of one that was lost, with all its processes."""
         self._local = LocalRun(self.plan.settings.parts > 1, again=True)
-        self._local.prepare(*self._told)
+        task, rest = self._told
+        self._local.prepare(task, {**rest, "commanded_at": time.time()})
         return self._local
 
     def _messages(self) -> tuple[dict[str, Any], dict[str, Any]]:

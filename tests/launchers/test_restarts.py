@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -23,6 +25,7 @@ from squall.record.rows import EventRow, ProgressRow
 from squall.record.writer import Record
 from squall.report import Reader, audit
 from squall.restarting import Starts
+from squall.run import Run
 from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import blobs
@@ -72,8 +75,12 @@ def new_snapshot(run: Started) -> None:
 
 def test_a_killed_nursery_and_then_all_processes_at_once(endless: Started) -> None:
     new_snapshot(endless)
+    first_step_s = lambda: Run(endless.directory).summary().first_step_s  # noqa: E731
+    before, killed_at = first_step_s(), time.time()
     nursery = endless.kill("nursery")
     starts_again(endless, 1)
+    wait_for(lambda: first_step_s() != before, START_S, "its first step")
+    assert (first_step_s() or math.inf) < time.time() - killed_at, "counted from the restart"
     new_snapshot(endless)
     for pid in endless.processes().values():
         os.kill(pid, signal.SIGKILL)
