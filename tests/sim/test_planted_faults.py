@@ -668,7 +668,8 @@ PLANTED: dict[str, Planted] = {
 
 
 def worlds(of: str, machines: int = 1) -> Iterator[Chaos]:
-    all_of_them = map(chaos, itertools.count())
+    """None in which processes hang, for that comes on top, and lets another invariant fail first (`test_hangs`)."""
+    all_of_them = (world for world in map(chaos, itertools.count()) if not world.watched)
     return (world for world in all_of_them if world.strategy.startswith(of) and world.machines >= machines)
 
 
