@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,21 +20,20 @@ from squall.protocol.sandblaster.method import Minimization
 from squall.protocol.succession import Journaled
 from squall.runtime.journal import Journal
 from squall.sim.proof.chaos import Chaos
-from squall.sim.proof.faults import Kill
 from squall.sim.proof.phantoms import CoordinatorPhantom
 from squall.sim.proof.trial import Seen, Trial
 from tests import deep
-from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped
+from tests.sim.test_planted_faults import Planted, catch, coordinator_dies, worlds, wrapped
 
 
-def dies(world: Chaos) -> bool:
-    return any(isinstance(fault, Kill) and fault.part.role == "coordinator" for fault in world.faults)
+def mortal(of: str, machines: int = 1) -> Iterator[Chaos]:
+    return filter(coordinator_dies, worlds(of, machines, coordinators_die=True))
 
 
 def test_coordinators_are_succeeded_in_many_worlds_and_the_run_goes_on() -> None:
     """All invariants hold in these worlds; without successors each of these deaths would end a life."""
     succeeded = Counter[str]()
-    for world in itertools.islice(filter(dies, worlds("")), 60):
+    for world in itertools.islice(mortal(""), 60):
         seen: list[Seen] = []
         Trial(world, seen.append).go()
         started = sum(isinstance(what, StartMember) and what.node == COORDINATOR for _, _, what in seen)
@@ -115,4 +114,4 @@ PLANTED: dict[str, Planted] = {
 @pytest.mark.parametrize("name", [name for name in PLANTED if deep.wanted or PLANTED[name].within <= 100])
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
-    catch(planted, monkeypatch, filter(dies, worlds(planted.of, planted.machines)))
+    catch(planted, monkeypatch, mortal(planted.of, planted.machines))

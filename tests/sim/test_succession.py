@@ -85,8 +85,8 @@ def nobody_there(original: Any, staffing: Staffing, shard: Any, why: str, now: f
 LEFT = succession.left
 
 PLANTED: dict[str, Planted] = {
-    "pushes are not in the journal": Planted(wrapped(Journal, "add", unless_it_is_a_push), 60, "I6"),
-    "what was left is not carried out": Planted(replaced("left", lambda effects, done: []), 60, "I7"),
+    "pushes are not in the journal": Planted(wrapped(Journal, "add", unless_it_is_a_push), 60, "I5"),
+    "what was left is not carried out": Planted(replaced("left", lambda effects, done: []), 60, "I6"),
     "an update that was left is not made": Planted(replaced("left", answers_alone), 60, "I6"),
     "effects are carried out again": Planted(replaced("left", once_more), 60, "I1"),
     "an update that was made and not told is made again": Planted(
