@@ -101,12 +101,12 @@ def test_a_killed_nursery_and_then_all_processes_at_once(endless: Started) -> No
 def test_what_is_repeated_is_said_and_without_a_snapshot_it_is_all(unsaved: Started) -> None:
     unsaved.goes_on()
     wait_for(lambda: max(row.time_s for row in unsaved.rows(ProgressRow)) > 0.1, START_S, "some training")  # type: ignore[attr-defined]
-    unsaved.kill("coordinator")
+    unsaved.kill("nursery")
     starts_again(unsaved, 1)
     unsaved.process.send_signal(signal.SIGINT)
     status, _, err = unsaved.finish()
     assert status == 130
-    lost = r"coordinator \(pid \d+\) was lost: killed by SIGKILL; starting again from the beginning"
+    lost = r"the nursery \(pid \d+\) was lost: killed by SIGKILL; starting again from the beginning"
     repeated = r"the last \d+\.\d s of training \([\d,]+ examples\) are repeated"
     assert re.search(rf"{lost} \(no snapshot was written yet\): {repeated} \(restart 1 of 3\)\n", err), err
 

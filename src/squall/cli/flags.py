@@ -88,7 +88,7 @@ def add_kept(parser: argparse.ArgumentParser) -> Any:
     add_live(group)
     group.add_argument(
         "--keep-schedule", type=schedule, default=2.0, metavar="GB",
-        help="or all, none: of what a replay needs (default: 2); last:3: from the last three snapshots on",
+        help="to replay (default: 2); or all, none, last:3 snapshots",
     )  # fmt: skip
     return group
 

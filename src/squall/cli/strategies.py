@@ -33,7 +33,7 @@ def add_strategy_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]
     group = parser.add_argument_group(title)
     group.add_argument(
         "--strategy", choices=sorted(STRATEGIES), metavar="NAME",
-        help=f"one of {', '.join(STRATEGIES)} (default: the file's own, else {DEFAULT_STRATEGY})",
+        help=f"one of {', '.join(STRATEGIES)} (default: the file's, or {DEFAULT_STRATEGY})",
     )  # fmt: skip
     shown = [field.name for field in dataclasses.fields(STRATEGIES[chosen])] if chosen else ["replicas", "shards"]
     added = {"optimizer"}
