@@ -26,13 +26,16 @@ from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, CoordinatorPha
 from squall.sim.proof.runs import ADDRESS, ChaoticRun
 
 Span = tuple[int, int]  # examples [start, stop)
+PACE_AT_MOST_S = 0.2
 LONGER = 8  # times as many examples as the world trains on in each epoch
 
 
 def answering(seed: int) -> Chaos:
     """The machines, the network and the faults of world `seed`, in which a model's outputs are all that is wanted."""
+    world = chaos(seed)
+    paces = tuple(min(pace, PACE_AT_MOST_S) for pace in world.paces)  # a slow one would answer so many for minutes
     return dataclasses.replace(
-        chaos(seed), strategy=PREDICTION, shards=0, epochs=1, examples=LONGER * chaos(seed).examples, parts=1,
+        world, strategy=PREDICTION, shards=0, epochs=1, examples=LONGER * world.examples, parts=1, paces=paces,
         spread_parts=False, snapshot_every_s=None, evaluate=False, evaluate_every_s=None, scripted=False, keeps=False,
         breaks_at=None, loaders=0,
     )  # fmt: skip
