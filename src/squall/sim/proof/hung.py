@@ -97,17 +97,19 @@ class Stillness:
         """Whether a nursery is among those who stand still."""
         now, found = self._world.now, self._nodes(fault)
         for node in found:
+            before = self._still.get(node)
+            began = before.since if before is not None and before.stopped and before.until >= now else now
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
             match fault:
                 case Suspend() if node.role != "nursery":  # which may look before
                     self._world.pause(node, 2 * LOOK_EVERY_S)
-                case Pause(_, seconds) if node not in self._still or self._still[node].until < now + seconds:
-                    self._still[node] = _Still(now, now + seconds, stopped=True)
-                case Hang(stopped=stopped) if node not in self._still or self._still[node].until < math.inf:
+                case Pause(_, seconds) if before is None or before.until < now + seconds:
+                    self._still[node] = _Still(began, now + seconds, stopped=True)
+                case Hang(stopped=stopped) if before is None or before.until < math.inf:
                     nursery = self._world.processes.get(Node("nursery", self._machine(node)))
                     sees = max(now, nursery.busy_until if nursery is not None else now)  # it may stand still itself
                     by = sees + (AFTER_S if stopped else self._patience_s) + SLACK_S
-                    self._still[node] = _Still(now, math.inf, stopped, by)
+                    self._still[node] = _Still(began, math.inf, stopped, by)
             if node.role == "nursery":  # meanwhile it looks at nobody
                 for other, still in self._still.items():
                     still.by += (fault.seconds + SLACK_S) * (self._machine(other) == node.index)
