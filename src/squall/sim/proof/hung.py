@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from squall.protocol.effects import Effect, KillMember
@@ -15,6 +16,7 @@ from squall.protocol.hangs import TIMES, Sight
 from squall.protocol.nodes import Node
 from squall.runtime.driver import DOING
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Answer
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.faults import Fault, Hang, Pause, Role, Suspend, UserStop
 
@@ -129,10 +131,13 @@ class Stillness:
         world = self._world
         for nursery, process in list(world.processes.items()):
             if nursery.role == "nursery" and process.end is None and process.busy_until <= world.now:
-                there = [n for n, other in world.processes.items() if other.home == nursery != n and other.end is None]
-                if there:
-                    world.post(nursery, ProcessesSeen(tuple(map(self._sight, there)), AFTER_S))
+                world.post(nursery, Answer(partial(self._seen, nursery)))  # as they are when it has come to them
         self._look_again()
+
+    def _seen(self, nursery: Node) -> Event:
+        processes = self._world.processes.items()
+        there = [node for node, other in processes if other.home == nursery != node and other.end is None]
+        return ProcessesSeen(tuple(map(self._sight, there)), AFTER_S)
 
     def _sight(self, node: Node) -> Sight:
         now, moved = self._world.now, self._moved[node]
