@@ -20,14 +20,20 @@ from squall.protocol.sandblaster.method import Minimization
 from squall.protocol.succession import Journaled
 from squall.runtime.journal import Journal
 from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.faults import Fault, Kill
 from squall.sim.proof.phantoms import CoordinatorPhantom
 from squall.sim.proof.trial import Seen, Trial
 from tests import deep
-from tests.sim.test_planted_faults import Planted, catch, coordinator_dies, worlds, wrapped
+from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped
 
 
 def mortal(of: str, machines: int = 1) -> Iterator[Chaos]:
-    return filter(coordinator_dies, worlds(of, machines, coordinators_die=True))
+    all_of_them = worlds(of, machines, coordinators_die=True)
+    return (world for world in all_of_them if any(map(kills_a_coordinator, world.faults)))
+
+
+def kills_a_coordinator(fault: Fault) -> bool:
+    return isinstance(fault, Kill) and fault.part.role == "coordinator"
 
 
 def test_coordinators_are_succeeded_in_many_worlds_and_the_run_goes_on() -> None:

@@ -44,6 +44,8 @@ from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties, Travelling
 from squall.protocol.snapshot_rounds import SILENT_S, SnapshotRounds
 from squall.protocol.staffing import Staffing
+from squall.sim.proof import chaos as chaos_module
+from squall.sim.proof import hung
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
 from squall.sim.proof.machines import WorldMachines
@@ -667,18 +669,18 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-def coordinator_dies(world: Chaos) -> bool:
-    return any(isinstance(fault, Kill) and fault.part.role == "coordinator" for fault in world.faults)
+def without_hangs(seed: int, coordinators_die: bool = False) -> Chaos:
+    """Both come on top, and may let another invariant fail first (`test_hangs`, `test_coordinators`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hung, "WATCHED", 0.0)
+        if not coordinators_die:
+            patch.setattr(chaos_module, "deaths_of_coordinators", lambda *given: ())
+        return chaos(seed)
 
 
 def worlds(of: str, machines: int = 1, coordinators_die: bool = False) -> Iterator[Chaos]:
-    """None in which processes hang, for that comes on top, and lets another invariant fail first (`test_hangs`).
-
-    So do coordinators that die (`test_coordinators`).
-    """
-    all_of_them = (world for world in map(chaos, itertools.count()) if not world.watched)
-    wanted = (world for world in all_of_them if coordinators_die or not coordinator_dies(world))
-    return (world for world in wanted if world.strategy.startswith(of) and world.machines >= machines)
+    all_of_them = (without_hangs(seed, coordinators_die) for seed in itertools.count())
+    return (world for world in all_of_them if world.strategy.startswith(of) and world.machines >= machines)
 
 
 SOON = [name for name, planted in PLANTED.items() if deep.wanted or planted.within <= 100]  # is caught in no time

@@ -21,21 +21,22 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import AnswersFound, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import PREDICTION, Chaos, chaos
+from squall.sim.proof.hung import SLOW_S
 from squall.sim.proof.memory import File
 from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, CoordinatorPhantom, Phantom, PhantomHosts
 from squall.sim.proof.runs import ADDRESS, ChaoticRun
 
 Span = tuple[int, int]  # examples [start, stop)
-PACE_AT_MOST_S = 0.2
 LONGER = 8  # times as many examples as the world trains on in each epoch
 
 
 def answering(seed: int) -> Chaos:
     """The machines, the network and the faults of world `seed`, in which a model's outputs are all that is wanted."""
     world = chaos(seed)
-    paces = tuple(min(pace, PACE_AT_MOST_S) for pace in world.paces)  # a slow one would answer so many for minutes
+    # Who is slow there has so much more to do that the run would take too long.
+    paces = tuple(min(pace, SLOW_S / LONGER) for pace in world.paces) if world.watched else world.paces
     return dataclasses.replace(
-        world, strategy=PREDICTION, shards=0, epochs=1, examples=LONGER * world.examples, parts=1, paces=paces,
+        world, paces=paces, strategy=PREDICTION, shards=0, epochs=1, examples=LONGER * world.examples, parts=1,
         spread_parts=False, snapshot_every_s=None, evaluate=False, evaluate_every_s=None, scripted=False, keeps=False,
         breaks_at=None, loaders=0,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from squall.protocol.effects import Effect, KillMember
@@ -15,6 +16,7 @@ from squall.protocol.hangs import TIMES, Sight
 from squall.protocol.nodes import Node
 from squall.runtime.driver import DOING
 from squall.runtime.world import World
+from squall.runtime.world_nodes import Answer
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.faults import Fault, Hang, Pause, Role, Suspend, UserStop
 
@@ -97,17 +99,19 @@ class Stillness:
         """Whether a nursery is among those who stand still."""
         now, found = self._world.now, self._nodes(fault)
         for node in found:
+            before = self._still.get(node)
+            began = before.since if before is not None and before.stopped and before.until >= now else now
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
             match fault:
                 case Suspend() if node.role != "nursery":  # which may look before
                     self._world.pause(node, 2 * LOOK_EVERY_S)
-                case Pause(_, seconds) if node not in self._still or self._still[node].until < now + seconds:
-                    self._still[node] = _Still(now, now + seconds, stopped=True)
-                case Hang(stopped=stopped) if node not in self._still or self._still[node].until < math.inf:
+                case Pause(_, seconds) if before is None or before.until < now + seconds:
+                    self._still[node] = _Still(began, now + seconds, stopped=True)
+                case Hang(stopped=stopped) if before is None or before.until < math.inf:
                     nursery = self._world.processes.get(Node("nursery", self._machine(node)))
                     sees = max(now, nursery.busy_until if nursery is not None else now)  # it may stand still itself
                     by = sees + (AFTER_S if stopped else self._patience_s) + SLACK_S
-                    self._still[node] = _Still(now, math.inf, stopped, by)
+                    self._still[node] = _Still(began, math.inf, stopped, by)
             if node.role == "nursery":  # meanwhile it looks at nobody
                 for other, still in self._still.items():
                     still.by += (fault.seconds + SLACK_S) * (self._machine(other) == node.index)
@@ -127,10 +131,13 @@ class Stillness:
         world = self._world
         for nursery, process in list(world.processes.items()):
             if nursery.role == "nursery" and process.end is None and process.busy_until <= world.now:
-                there = [n for n, other in world.processes.items() if other.home == nursery != n and other.end is None]
-                if there:
-                    world.post(nursery, ProcessesSeen(tuple(map(self._sight, there)), AFTER_S))
+                world.post(nursery, Answer(partial(self._seen, nursery)))  # as they are when it has come to them
         self._look_again()
+
+    def _seen(self, nursery: Node) -> Event:
+        processes = self._world.processes.items()
+        there = [node for node, other in processes if other.home == nursery != node and other.end is None]
+        return ProcessesSeen(tuple(map(self._sight, there)), AFTER_S)
 
     def _sight(self, node: Node) -> Sight:
         now, moved = self._world.now, self._moved[node]
