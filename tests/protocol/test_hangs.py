@@ -47,6 +47,15 @@ def still(node: Node, work: Work = "step", state: State = "runs", moved: float =
     return lambda at: Sight(node, moved, work, moved, state)
 
 
+def test_a_step_in_which_the_machine_slept_has_not_taken_so_long() -> None:
+    """It may be over before the nursery looks again."""
+    looks = Looks()
+    assert not looks.pass_time(5, steady(REPLICA, 0.1))
+    assert not looks.look([still(REPLICA)(0)], after_s=60.0)
+    (found,) = looks.pass_time(AFTER_S + 1, still(REPLICA))
+    assert isinstance(found, Hung)
+
+
 def test_who_makes_no_step_for_long_is_to_be_killed_once_and_others_are_not() -> None:
     looks = Looks()
     assert not looks.pass_time(5, steady(REPLICA, 0.1), steady(OTHER, 0.1))

@@ -113,7 +113,7 @@ PLANTED: dict[str, Planted] = {
     "an iteration of L-BFGS begins anew": Planted(
         wrapped(Minimization, "__setstate__", of_the_iteration_nothing), 60, "TypeError", of="sandblaster"),
     "nobody succeeds it": Planted(wrapped(NurseryMachine, "_on_coordinator_lost", nobody), 20, "I5"),
-    "deaths are not in its journal": Planted(wrapped(Journal, "add", forgets_who_ended), 100, "I5"),
+    "deaths are not in its journal": Planted(wrapped(Journal, "add", forgets_who_ended), 100, "I20"),
 }  # fmt: skip
 
 

@@ -720,13 +720,13 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
         rebuilt(439, faults=[2], replicas=2, examples=14, epochs=2),
         PLANTED["a newcomer's first weights do not wait for its round"].plant, "I3"),
     "shards that let a newcomer in at different rounds gave it weights of different rounds": (
-        rebuilt(3067, faults=[0, 3, 4, 5], epochs=2),
+        rebuilt(3067, faults=[0, 4, 5, 6], epochs=2),
         PLANTED["a newcomer makes do with what shards sent for different rounds"].plant, "I3"),
     "a resumed run trained again what was granted and trained while its snapshot was taken": (
         rebuilt(447, faults=[2, 4, 6, 8, 10, 11, 12], machines=1),
         PLANTED["a snapshot does not know of leases granted while it is taken"].plant, "I4"),
     "a resumed run trained again what a replica had trained that died while its snapshot was taken": (
-        rebuilt(38, faults=[0, 2, 4], examples=16),
+        rebuilt(8, faults=[2, 4, 7]),
         PLANTED["a snapshot does not know of what the departed had trained"].plant, "I4"),
     "what a dead evaluator had asked for was written over its successor's weights": (
         dataclasses.replace(

@@ -142,7 +142,7 @@ PLANTED = {
         wrapped(LoopCoordinator, "_quarantined", as_many_as_there_are), 200, "I21"),
     "none is left out": Planted(wrapped(LoopCoordinator, "_quarantined", lambda *given: False), 100, "I21"),
     "a batch is left out that weights have come through a step on": Planted(
-        wrapped(Replica, "_on_non_finite", with_a_step_on_it), 200, "I6", of="stale"),
+        wrapped(Replica, "_on_non_finite", with_a_step_on_it), 200, "I21", of="bounded"),
     "a replica does not try again": Planted(wrapped(Replica, "_on_non_finite", never_tried_again), 100, "I21"),
     "what is left out counts as trained": Planted(wrapped(Replica, "_on_skipped", counted_as_trained), 200, "I7"),
     "the record is not told of what is left out": Planted(

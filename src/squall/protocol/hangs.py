@@ -92,8 +92,8 @@ class Hangs:
         at, since, then = before.at, before.since, before.sight
         if (sight.moved, sight.work) != (then.moved, then.work):
             if then.work == "step":
-                slot = _slot(sight.node)
-                self._usual[slot] = max(now - at, DECAY * self._usual.get(slot, 0.0))
+                slot, took_s = _slot(sight.node), now - at - passed * absent
+                self._usual[slot] = max(took_s, DECAY * self._usual.get(slot, 0.0))
             at = now
         elif absent or sight.state != "runs":
             at += passed

@@ -22,12 +22,16 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from squall.protocol.effects import Apply, Effect, Transmit, WriteSnapshot
+from squall.protocol.answering.effects import WriteAnswers
+from squall.protocol.effects import Apply, Effect, Transmit, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, NumbersTorn, Started
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Exchanged
 from squall.protocol.unsaved import GoBack
+
+
+ASKED_AGAIN = (WriteSnapshot, WritePiece, WriteAnswers)  # by machines, of their hosts, where nothing was answered
 
 
 class Journal(Protocol):
@@ -119,12 +123,13 @@ class Journaled(Linked):
         for event, now in events:
             taken += [(effect, at) for effect in effects]
             effects, at = self._take(event, now), now
-        self._left = without(left(effects, done), updates, self.machine)
+        rest = without(left(effects, done), updates, self.machine)
+        self._left = [effect for effect in rest if not isinstance(effect, ASKED_AGAIN)]
         on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
         if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
         self._journal, self._succeeds = journal, True
-        return [*taken, *((effect, at) for effect in effects[: len(effects) - len(self._left)])]
+        return [*taken, *((effect, at) for effect in effects[: len(effects) - len(rest)])]
 
 
 def _reduced(message: Any, version: int, lost: int) -> Any:
@@ -142,8 +147,7 @@ def left(effects: Sequence[Effect], done: int) -> list[Effect]:
     """What is left of effects of which so many steps are carried out."""
     for number, effect in enumerate(effects):
         if done < steps(effect):
-            rest = [replace(effect, again=True) if done else effect, *effects[number + 1 :]]
-            return [effect for effect in rest if not isinstance(effect, WriteSnapshot)]  # which is asked for again
+            return [replace(effect, again=True) if done else effect, *effects[number + 1 :]]
         done -= steps(effect)
     return []
 

@@ -1,4 +1,4 @@
-"""Processes that stand still: which, in a world, and that those which hang are killed in time, and no others (I20)."""
+"""Processes that stand still: which, in a world, and that those which hang are killed in time, and no others (I22)."""
 
 from __future__ import annotations
 
