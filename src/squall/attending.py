@@ -18,7 +18,7 @@ from squall.record.rows import EventRow
 from squall.record.settling import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
 from squall.report.tensorboard import TensorBoardViewer, write_record
-from squall.restarting import Starts, unsaved
+from squall.restarting import Starts, record_end, unsaved
 from squall.run import Run
 from squall.runtime.answers import described
 from squall.runtime.interrupts import collected_interrupts
@@ -63,7 +63,10 @@ def _attend(starts: Starts, settings: Settings, watch: EvaluationCallback, begin
         while True:
             with closing(Viewers(starts.path / "run.sqlite", viewers(settings, starts, known))) as shown:
                 try:
-                    return _attend_one(starts, shown, interrupts, watch, begins)
+                    end = _attend_one(starts, shown, interrupts, watch, begins)
+                    if known and end.status == "interrupted":
+                        record_end(starts.path, end)
+                    return end
                 except ProcessLost as error:
                     lost = error
             if interrupts or watch.why:  # it was to end

@@ -94,10 +94,9 @@ def stop(path: Path, now: bool = False) -> str:
     over = running.ended(path, 0.0)
     if now:
         running.kill(path)
-    elif not over:
-        running.ask_to_stop(path)
     while not running.ended(path, LOOK_S):
-        pass
+        if not now:
+            running.ask_to_stop(path)  # once, but its launching process may not have been there yet
     _told(path)
     from squall.attending import begun, remedy
 

@@ -12,7 +12,8 @@ from msgspec import UNSET
 
 from squall.errors import ProcessLost, SquallError
 from squall.launchers.local import LocalRun
-from squall.record.rows import EventRow, RecordError
+from squall.protocol.effects import End
+from squall.record.rows import EventRow, RecordError, Row, StateRow
 from squall.record.writer import Record
 from squall.report import Reader
 from squall.report.words import clock, plural
@@ -56,7 +57,9 @@ class Starts:
         text = f"{lost}; starting again {where}" + (f": {repeated} are repeated" if repeated else "")
         sys.stderr.write(f"squall: {text} (restart {self._again} of {self._at_most})\n")
         sys.stderr.flush()
-        _record(self.path, text)
+        with closing(Reader(self.path / "run.sqlite")) as reader:
+            ended_s = reader.end_s()
+        _record(self.path, EventRow(ended_s, "restarted", text))
         self.local.close()
         self.local = self._another()
         self.launch(snapshot)
@@ -80,10 +83,19 @@ def unsaved(path: Path, snapshot: int | None) -> str:
     return f"the last {clock(seconds)} of training{examples}"
 
 
-def _record(path: Path, text: str) -> None:
+def record_end(path: Path, end: End) -> None:
+    """Of a start that was stopped before it had a coordinator to do so."""
+    with closing(Reader(path / "run.sqlite")) as reader:
+        over = reader.state().get("status") != "running"
+    if not over:
+        _record(path, StateRow("status", end.status), StateRow("reason", end.reason))
+
+
+def _record(path: Path, *rows: Row) -> None:
     """Nobody else writes now: the coordinator is gone."""
     try:
-        with closing(Reader(path / "run.sqlite")) as reader, closing(Record(path / "run.sqlite")) as record:
-            record.add(EventRow(reader.end_s(), "restarted", text))
+        with closing(Record(path / "run.sqlite")) as record:
+            for row in rows:
+                record.add(row)
     except RecordError as error:
         warnings.warn(f"the record does not say that the run started again: {error}", RuntimeWarning, stacklevel=2)

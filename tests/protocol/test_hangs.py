@@ -8,7 +8,7 @@ import pytest
 
 from squall.protocol.effects import KillMember, Send
 from squall.protocol.events import ProcessEnded, ProcessesSeen
-from squall.protocol.hangs import FIRST_STEPS, TIMES, Hangs, Hung, Sight, State, Stuck, Work
+from squall.protocol.hangs import FIRST_STEPS, FORGIVEN, TIMES, Hangs, Hung, Sight, State, Stuck, Work
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import ProcessLost, ProcessStuck
@@ -137,8 +137,16 @@ def test_the_next_in_its_place_is_given_twice_the_time() -> None:
     looks = Looks()
     for times in (1, 2, 4):
         looks.look([steady(REPLICA, 0.1)(0)])
-        assert not looks.pass_time(times * AFTER_S - LOOK_S, still(REPLICA))
-        assert looks.pass_time(1, still(REPLICA))
+        assert not looks.pass_time(times * AFTER_S - LOOK_S, still(REPLICA, moved=20))
+        assert looks.pass_time(1, still(REPLICA, moved=20))
+        looks.hangs.ended(REPLICA)
+
+
+def test_who_has_made_many_steps_has_no_more_patience_than_others() -> None:
+    looks = Looks()
+    for _ in range(3):
+        looks.pass_time(5, steady(REPLICA, 0.1, FORGIVEN))
+        assert looks.pass_time(AFTER_S + 1, still(REPLICA, moved=2 * FORGIVEN))
         looks.hangs.ended(REPLICA)
 
 

@@ -93,6 +93,15 @@ def of_the_iteration_nothing(original: Any, method: Minimization, kept: Any) -> 
     original(method, (before, [None], rules))
 
 
+def forgotten_with_no_event(original: Any, linked: Journaled, events: Any, *given: Any) -> Any:
+    """What a successor that died as its journal was cut was to carry out."""
+    seen = list(events)
+    carried_out = original(linked, seen, *given)
+    if not seen:
+        linked._left = []
+    return carried_out
+
+
 def nobody(original: Any, machine: NurseryMachine, why: str, now: float) -> list[Effect]:
     return []
 
@@ -112,6 +121,8 @@ PLANTED: dict[str, Planted] = {
     "leases that have ended are not told": Planted(wrapped(Journaled, "take_again", without_ends), 400, "I1"),
     "an iteration of L-BFGS begins anew": Planted(
         wrapped(Minimization, "__setstate__", of_the_iteration_nothing), 60, "TypeError", of="sandblaster"),
+    "what was left is lost with a successor that dies at once": Planted(
+        wrapped(Journaled, "take_again", forgotten_with_no_event), 400, "I5"),
     "nobody succeeds it": Planted(wrapped(NurseryMachine, "_on_coordinator_lost", nobody), 20, "I5"),
     "deaths are not in its journal": Planted(wrapped(Journal, "add", forgets_who_ended), 100, "I20"),
 }  # fmt: skip

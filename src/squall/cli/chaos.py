@@ -66,9 +66,10 @@ def duration(text: str) -> float:
 def _chaos(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     from squall.chaos.faults import FILL_DISK, KILL, PAUSE, Fault
     from squall.chaos.trial import Plan, Trial
+    from squall.cli.detach import wanted
     from squall.run import new_directory
 
-    if "--detach" in options.training:
+    if wanted(["train", *options.training]):
         raise ValueError("--detach leaves a run alone, and chaos stays with it to the end: leave one of them out")
     own = argparse.ArgumentParser(prog="squall chaos", add_help=False, allow_abbrev=False)
     _add_own(own)

@@ -184,11 +184,13 @@ class LocalRun:
                 plain = found is not None and found.type == RecordError.__name__ and found.message
                 raise SquallError(f"the coordinator failed\n{plain or found}")
             raise TaskError.told(failure["traceback"])
-        for loss in self._exits:
+        for loss in reversed(self._exits):  # most were succeeded
             node = Node.parse(loss["node"])
-            if node.role in ("coordinator", "shard") and status in ("", "failed"):  # else all was over for it
-                name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
+            name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
+            if (node == COORDINATOR and not status) or (node.role == "shard" and _ends(name, status, reason)):
                 raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
+        if _ends("shard", status, reason) and not self.several:  # one that was killed, as it hung
+            raise ProcessLost(reason)
         if not status:
             raise SquallError("all processes of the run were killed")
         if status == "moved" and not self._stops:
@@ -243,6 +245,11 @@ class LocalRun:
             self._pipe.say(kind="kill")
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def _ends(name: str, status: str, reason: str) -> bool:
+    """That it was lost is why the run has ended."""
+    return not status or (status == "failed" and reason.startswith(name) and " was lost " in reason)
 
 
 def _lost(told: str) -> str:

@@ -17,7 +17,7 @@ from squall.runtime.processes import state_of
 from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
-UNHEARD_AT_MOST = 100  # messages that wait for a coordinator that stands still; then one tells of all that passed
+UNHEARD_AT_MOST = 2  # messages that wait for a coordinator that stands still, in a pipe that must not become full
 
 
 class Lookout:

@@ -44,7 +44,7 @@ from squall.protocol.nursery_messages import PartPlace
 from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes, with_legacies
-from squall.runtime.processes import fork, outlive_parent
+from squall.runtime.processes import fork, outlive_parent, state_of
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
 GRACE_S = 1.0  # seconds for processes to end after the coordinator has
@@ -187,6 +187,9 @@ class Nursery:
             child.kill()
 
     def _stop(self, why: str) -> None:
+        for child in self._children.values():  # who is stopped would not hear of it, and its successor does
+            if child.node == COORDINATOR and state_of(child.pid) == "stopped":
+                self._kill(COORDINATOR, "it was stopped when the run was to end")
         self._tell(StopRequested(why))
         if self._end is None:
             self._hurry()

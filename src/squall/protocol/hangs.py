@@ -19,6 +19,7 @@ from squall.protocol.nodes import Node
 HANG_AFTER_S = 30.0  # as far as nobody has set it: batches of another shape are compiled again
 FIRST_STEPS = 2  # compile, and download
 TIMES = 10.0  # as long as a step usually takes; and for the first steps, and for what is no step, as long as else
+FORGIVEN = 100  # steps of a process, behind which its slot has no more patience than others
 DECAY = 0.98  # of the longest step, from one to the next
 ABSENT_S = 1.0  # between two looks: the nursery, which looks four times a second, stood still
 
@@ -94,6 +95,8 @@ class Hangs:
             if then.work == "step":
                 slot, took_s = _slot(sight.node), now - at - passed * absent
                 self._usual[slot] = max(took_s, DECAY * self._usual.get(slot, 0.0))
+                if sight.steps > FORGIVEN:
+                    self._patience.pop(slot, None)
             at = now
         elif absent or sight.state != "runs":
             at += passed

@@ -30,7 +30,6 @@ from squall.protocol.machine import Machine
 from squall.protocol.messages import Exchanged
 from squall.protocol.unsaved import GoBack
 
-
 ASKED_AGAIN = (WriteSnapshot, WritePiece, WriteAnswers)  # by machines, of their hosts, where nothing was answered
 
 
@@ -119,17 +118,18 @@ class Journaled(Linked):
         """
         taken: list[tuple[Effect, float]] = []
         effects: list[Effect] = []
-        at = 0.0
+        at: float | None = None
         for event, now in events:
-            taken += [(effect, at) for effect in effects]
+            taken += [(effect, at or 0.0) for effect in effects]
             effects, at = self._take(event, now), now
         rest = without(left(effects, done), updates, self.machine)
-        self._left = [effect for effect in rest if not isinstance(effect, ASKED_AGAIN)]
+        if at is not None:  # else what the one before was to carry out is all still to do
+            self._left = [effect for effect in rest if not isinstance(effect, ASKED_AGAIN)]
         on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
         if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
         self._journal, self._succeeds = journal, True
-        return [*taken, *((effect, at) for effect in effects[: len(effects) - len(rest)])]
+        return [*taken, *((effect, at or 0.0) for effect in effects[: len(effects) - len(rest)])]
 
 
 def _reduced(message: Any, version: int, lost: int) -> Any:

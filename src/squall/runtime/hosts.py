@@ -120,7 +120,9 @@ class ShardHost(Host):
         if numbers is not None and numbers.lacking:
             raise ProcessLost(f"shard {index} has an optimizer whose state could not be shared")
         if numbers is not None and numbers.torn:
-            pass  # the first thing that it is asked is to `GoBack`
+            if legacy is not None and legacy.copy.updates < 0:
+                raise ProcessLost(f"shard {index} died inside an update, and there was no memory for a copy of it")
+            # The first thing that it is asked is to `GoBack`.
         elif numbers is not None and numbers.updates:
             self.store.succeed(before + numbers.updates)
         elif job.restored is not None:
@@ -141,6 +143,8 @@ class ShardHost(Host):
         match effect:
             case Apply(terms, share, clock, rate, factors):
                 self.store.apply(terms, share, clock, rate, factors)
+                if self._copying is not None:
+                    self._copying.updated()
             case GoBack():
                 assert self._legacy is not None
                 self.store.go_back(self._legacy.copy, self._before + self._legacy.numbers.updates)

@@ -25,6 +25,7 @@ from squall.protocol.succession import Journaled
 
 EVENTS_BYTES = 1 << 18  # taken again within some 20 ms
 STATE_BYTES = 1 << 24  # pages that nobody has touched are none
+AGAIN = 1000  # events, until it is tried whether there is room now
 _HEADER = 64
 _HEAD = Struct("<qdq")  # of an event
 _KINDS = tuple(Event.__subclasses__())
@@ -59,7 +60,9 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        return not self._words[4] and (self._at - self._events_from > EVENTS_BYTES or not self._at)
+        if self._words[4]:
+            return not self._number % AGAIN
+        return self._at - self._events_from > EVENTS_BYTES or not self._at
 
     def add(self, event: Event, now: float) -> None:
         self._number += 1
@@ -85,9 +88,13 @@ class Journal:
         self.before_cut()
         half = 1 - self._words[0]
         start = _HEADER + half * self._half
-        self._at = self._events_from = self._put(start, pickle.dumps((linked, self.keeps()), pickle.HIGHEST_PROTOCOL))
+        stop = self._put(start, pickle.dumps((linked, self.keeps()), pickle.HIGHEST_PROTOCOL))
+        if stop == start:
+            return
+        self._at = self._events_from = stop
         self._words[2 + half] = 0
         self._words[0] = half
+        self._words[4] = 0
 
     def succeed(self, updates: int = 0, copied: int | None = None) -> Journaled:
         """The state of who has died, behind the last event.

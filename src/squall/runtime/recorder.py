@@ -248,7 +248,7 @@ class CoordinatorHost(Host):
         )  # fmt: skip
         self.record.told += 1  # the rows so far are written
         try:
-            path = self._snapshots.publish(manifest)
+            path = self._snapshots.visible(effect.number) if self._again else self._snapshots.publish(manifest)
         except OSError as error:
             self._unpublished = f"snapshot {effect.number} could not be written: {error}"
             self._event("error", self._unpublished)

@@ -145,17 +145,23 @@ class Snapshots:
         One that is visible already was made so by a coordinator that died before it could say so.
         """
         partial, final = self._partial(manifest.number), self.directory / f"{manifest.number:06d}"
-        if manifest.number <= max(self.numbers(), default=0):
-            return final
-        (partial / "manifest.json").write_bytes(manifest.encoded())
-        sync(partial / "manifest.json")
-        sync(partial)
-        partial.rename(final)
+        if manifest.number > max(self.numbers(), default=0):
+            (partial / "manifest.json").write_bytes(manifest.encoded())
+            sync(partial / "manifest.json")
+            sync(partial)
+            partial.rename(final)
         sync(self.directory)
         self.discard_partial()  # of an attempt that failed
         for number in self.numbers()[:-KEEP]:
             shutil.rmtree(self.directory / f"{number:06d}", ignore_errors=True)
         return final
+
+    def visible(self, number: int) -> Path:
+        """Of a snapshot that was to be published. Raises `FileNotFoundError` if it was not; later ones were."""
+        path = self.directory / f"{number:06d}"
+        if number not in self.numbers() and number + KEEP > max(self.numbers(), default=0):
+            raise FileNotFoundError(path)
+        return path
 
     def numbers(self) -> list[int]:
         """Complete snapshots, oldest first."""

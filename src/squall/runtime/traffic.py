@@ -73,6 +73,7 @@ class TrafficHost(HostAround):
 
     def _tell(self, now: float) -> None:
         self._told_at = now
+        self._recorder.record.told += 1  # before what the effect itself tells
         links = [(here, there, sent) for (here, there), sent in sorted(self._bytes.items())]
         machines: dict[int, list[int]] = {}
         for here, there, sent in links:

@@ -29,7 +29,12 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
-from squall.sim.proof.mortal import deaths_inside_updates, deaths_of_coordinators, deaths_of_shards
+from squall.sim.proof.mortal import (
+    deaths_as_journals_are_cut,
+    deaths_inside_updates,
+    deaths_of_coordinators,
+    deaths_of_shards,
+)
 from squall.sim.proof.rotten import rots
 from squall.strategies import (
     AllReduce,
@@ -199,7 +204,8 @@ def chaos(seed: int) -> Chaos:
             + hung.hangs(seed, machines, _others(replicas, shards), events)
             + rots(seed, events),
             _others(replicas, shards),
-        )) + deaths_inside_updates(seed, shards, events), parts=parts.number, spread_parts=parts.spread,
+        )) + deaths_inside_updates(seed, shards, events) + deaths_as_journals_are_cut(seed, shards, events),
+        parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,

@@ -100,11 +100,12 @@ class Kill:
     again: int = 0  # replacements that die as soon as they start
     steps: int | None = None  # it dies behind so many of what its next events have it do
     untold: bool = False  # and before it could say that it had done the last of them
+    cut: bool = False  # it dies when its journal has been cut, before the event that follows is in it
     torn: bool = False  # it dies inside one of the updates that an event has it make, the one of that number
 
     def __str__(self) -> str:
-        if self.torn:
-            return f"{self.part} is killed inside an update"
+        if self.torn or self.cut:
+            return f"{self.part} is killed " + ("inside an update" if self.torn else "as its journal is cut")
         if self.steps is not None:
             return f"{self.part} is killed {self.steps} steps into an event" + ", the last untold" * self.untold
         return f"{self.part} is killed" + (f", and {self.again} in its place as they start" if self.again else "")

@@ -76,6 +76,17 @@ class Retelling:
         return False
 
 
+def deaths_as_journals_are_cut(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
+    """Of who succeeds somebody: only then is a journal cut in so short a run, but for its beginning."""
+    chance = random.Random(f"{seed} deaths at cuts")
+    found: list[Fault] = []
+    for _ in range(chance.choice((0, 0, 0, 1, 2))):
+        roles = [Role("coordinator"), *(Role("shard", index) for index in range(shards))]
+        at, role = chance.randrange(events), chance.choice(roles)
+        found += [Kill(at, role, cut=True), Kill(at + 1, role, steps=chance.choice((0, 1, 2)))]
+    return tuple(found)
+
+
 def copies_every(seed: int, faults: Sequence[Fault]) -> int:
     """Updates from one copy of a shard's numbers to the next; 0: there are none, since nobody will need one."""
     torn = any(isinstance(fault, Kill) and fault.torn for fault in faults)
@@ -87,6 +98,7 @@ class MortalJournal(Journal):
         super().__init__(bytearray(self.size(STATE_BYTES)))
         self.dies_after: int | None = None  # steps of the effects of an event that has so many
         self.untold = False  # the last of them is not in the journal
+        self.dies_cut = False  # it dies when this has been cut
         self.tears = False  # it dies inside an update of such an event
         self.torn = False  # so the numbers are
         self.dead = False  # by that
@@ -105,7 +117,12 @@ class Mortal(Journaled):
     _journal: MortalJournal
 
     def on(self, event: Event, now: float) -> list[Effect]:
-        effects, journal = super().on(event, now), self._journal
+        journal = self._journal
+        if journal.full and journal.dies_cut:
+            journal.cut(self)
+            journal.dead, journal.dies_cut = True, False
+            return []
+        effects = super().on(event, now)
         total, most = sum(map(steps, effects)), journal.most(effects)
         if most is None or total < most or not total:
             journal.did(total)
@@ -128,6 +145,9 @@ class Mortal(Journaled):
 def dies_within(journals: Mapping[Node, MortalJournal], fault: Kill) -> bool:
     """Somebody will, in an event that has more steps; False: it dies at once."""
     journal = journals.get(Node(fault.part.role, fault.part.index))
+    if journal is not None and fault.cut:
+        journal.dies_cut = True
+        return True
     if fault.steps is None or journal is None:
         return False
     journal.dies_after, journal.untold, journal.tears = fault.steps, fault.untold, fault.torn
@@ -145,4 +165,4 @@ def fallen(journals: Mapping[Node, MortalJournal]) -> list[Node]:
 def spare(journals: Mapping[Node, MortalJournal]) -> None:
     """The run is over: nobody would be succeeded."""
     for journal in journals.values():
-        journal.dies_after = None
+        journal.dies_after, journal.dies_cut = None, False
