@@ -31,7 +31,7 @@ def test_report_prints_an_object(inline: Callable[..., Run], capsys: Any) -> Non
     assert main(["report", path, "--json", "--audit"]) == 0
     places: dict[str, object] = {"missed": [], "repeated": [], "skipped": [], "quarantined": []}
     part = {"first": 0, "last": 1, "examples": 90, "trained": 90, "finished": True, **places}
-    found = {"complete": True, "absent": 0, "batches": "", "parts": [part]}
+    found = {"complete": True, "absent": 0, "batches": "", "parts": [part], "lost": []}
     assert json.loads(capsys.readouterr().out) == found
 
 

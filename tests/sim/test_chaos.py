@@ -105,7 +105,7 @@ def test_processes_find_what_one_finds(found: list[soak.WorldVerdict]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "strategy"), [(Role("coordinator"), "downpour"), (Role("shard", 1), "sandblaster, sampled")]
+    ("part", "strategy"), [(Role("nursery"), "downpour"), (Role("shard", 1), "sandblaster, sampled")]
 )
 def test_without_who_is_not_succeeded_the_run_resumes_from_its_last_snapshot(part: Role, strategy: str) -> None:
     fault = (Kill(120, part),)
