@@ -12,6 +12,7 @@ import pytest
 
 from squall.cli import main
 from squall.cli.chaos import duration
+from tests import deep
 from tests.launchers.processes import FILE
 
 WAIT_S = 120.0
@@ -22,7 +23,7 @@ def chaos(run_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
+@pytest.mark.parametrize("strategy", deep.sweep(["downpour", "synchronous"], 1))
 def test_a_run_whose_processes_are_killed_keeps_its_promises(run_dir: Path, strategy: str) -> None:
     flags = ["--kill", "replica", "--kill", "evaluator", "--every", "1500ms", "--seconds", "6", "--strategy", strategy]
     ended = chaos(run_dir, *flags, "--replicas", "2", "--snapshot-every-s", "1")

@@ -138,7 +138,7 @@ def test_a_machine_speaks_of_the_replicas_that_the_coordinator_has_started_there
     nursery._hear_launcher({"kind": "exited", "machine": 1, "node": "replica-0.0", "pid": 7, "why": "killed"})
     assert line.said == [{"kind": "data", "data": DATA}]
     assert not nursery._unfinished
-    NurseryChannel(nursery._line.give(), 1).admit(Node("replica", 2, 1), 1)
+    NurseryChannel(nursery._line.give()).admit(Node("replica", 2, 1), 1)
     begin(nursery, 2, examples=8)
     assert len(line.said) == 1, "it is there no more"
     begin(nursery, 1, replica=2, examples=8)

@@ -24,7 +24,8 @@ from squall.runtime.wire import Network
 from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
 from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED, STRATEGIES, chaos
-from squall.sim.proof.faults import Cut, FaultyWire, Kill, Role, Weather
+from squall.sim.proof.faults import Cut, Kill, Role, Weather
+from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.soak import flags, report, shrink, trace_of, verdict
 from squall.sim.proof.trial import Seen, Trial
 from squall.strategies import STRATEGIES as ALL

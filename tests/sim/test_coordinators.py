@@ -20,8 +20,8 @@ from squall.protocol.sandblaster.method import Minimization
 from squall.protocol.succession import Journaled
 from squall.runtime.journal import Journal
 from squall.sim.proof.chaos import Chaos
+from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.faults import Fault, Kill
-from squall.sim.proof.phantoms import CoordinatorPhantom
 from squall.sim.proof.trial import Seen, Trial
 from tests import deep
 from tests.sim.test_planted_faults import Planted, catch, worlds, wrapped

@@ -44,8 +44,7 @@ from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties, Travelling
 from squall.protocol.snapshot_rounds import SILENT_S, SnapshotRounds
 from squall.protocol.staffing import Staffing
-from squall.sim.proof import chaos as chaos_module
-from squall.sim.proof import hung
+from squall.sim.proof import hung, mortal
 from squall.sim.proof.chaos import Chaos, chaos
 from squall.sim.proof.faults import Kill, Role, Weather
 from squall.sim.proof.machines import WorldMachines
@@ -674,7 +673,7 @@ def without_hangs(seed: int, coordinators_die: bool = False) -> Chaos:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hung, "WATCHED", 0.0)
         if not coordinators_die:
-            patch.setattr(chaos_module, "deaths_of_coordinators", lambda *given: ())
+            patch.setattr(mortal, "deaths_of_coordinators", lambda *given: ())
         return chaos(seed)
 
 

@@ -107,7 +107,7 @@ def parts_take_no_room(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED = {
     "the other parts of a replica that is gone go on": Planted(wrapped(Apart, "end", none_are_ended), 30, "I16"),
-    "the next replica does not wait for the end of the one before": Planted(wrapped(Apart, "ends", at_once), 30, "I16"),
+    "the next replica does not wait for the end of the one before": Planted(wrapped(Apart, "ends", at_once), 40, "I16"),
     "a replica does not hear of its parts": Planted(wrapped(Apart, "start", not_told), 10, "I16"),
     "a replica is told of other machines than its parts are on": Planted(
         wrapped(Apart, "start", told_of_the_machine_beside), 10, "I5"),

@@ -61,14 +61,14 @@ def add_common(group: Any, parts: str) -> None:
     add_machines(group)
     lost = "a machine is lost after S silent seconds"
     group.add_argument("--lost-after", dest="lost_after_s", type=float, default=2.0, metavar="S", help=lost)
-    hang = "replace a process after S s without a step (0: no)"
+    hang = "without a step: who hangs (default: 30; 0: nobody)"
     group.add_argument("--hang-after", dest="hang_after_s", type=float, metavar="S", help=hang)
     add_restarts(group, default=3)
     group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
 
 
 def add_restarts(group: Any, default: int | None) -> None:
-    text = "after a crash, in a row (default: 3)"
+    text = "new starts after all is lost (default: 3)"
     group.add_argument("--restarts", type=int, default=default, metavar="N", help=text)
 
 

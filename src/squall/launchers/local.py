@@ -249,7 +249,7 @@ class LocalRun:
 
 def _ends(name: str, status: str, reason: str) -> bool:
     """That it was lost is why the run has ended."""
-    return not status or (status == "failed" and reason.startswith(name) and " was lost " in reason)
+    return not status or (status == "failed" and reason.startswith(name) and " was lost" in reason)
 
 
 def _lost(told: str) -> str:

@@ -56,8 +56,7 @@ class Nursery:
     """Forks, watches and reaps. One instance per process, used by `main` alone."""
 
     def __init__(self, launcher: ControlPipe, job: Job, sockets: Path) -> None:
-        self._launcher, self._job, self._sockets = launcher, job, sockets
-        self._lookout = Lookout()
+        self._launcher, self._job, self._sockets, self._lookout = launcher, job, sockets, Lookout()
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing, self._stopping = False, ""  # whose end was wanted here; why a stop was asked for, if it was
         self._end: dict[str, Any] | None = None  # what the coordinator said last
@@ -187,9 +186,9 @@ class Nursery:
             child.kill()
 
     def _stop(self, why: str) -> None:
-        for child in self._children.values():  # who is stopped would not hear of it, and its successor does
-            if child.node == COORDINATOR and state_of(child.pid) == "stopped":
-                self._kill(COORDINATOR, "it was stopped when the run was to end")
+        coordinators = (child.pid for child in self._children.values() if child.node == COORDINATOR)
+        if "stopped" in map(state_of, coordinators):  # it would not hear of this, and its successor does
+            self._kill(COORDINATOR, "it was stopped when the run was to end")
         self._tell(StopRequested(why))
         if self._end is None:
             self._hurry()
@@ -226,8 +225,7 @@ class Nursery:
         if child.node == COORDINATOR:
             self._hear()  # its last words
         elif child.ordered and not raised(self._sockets, child.node):
-            self._tell(ProcessEnded(child.node, explain(code)))
-            return
+            return self._tell(ProcessEnded(child.node, explain(code)))
         if code == DONE:
             self._done(child)
         elif not self._killing:
@@ -241,8 +239,7 @@ class Nursery:
         why, story = child.why or explain(code), raised(self._sockets, child.node)
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR and (story or self._end is not None):
-            self._kill_all()
-            return
+            return self._kill_all()
         if story:
             node = whole(child.node, self._job.plan.settings.parts)
             self._tell(StopRequested(f"{node.role} {node.index} raised an exception", failed=True))

@@ -6,7 +6,7 @@
 A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it,
 but for files of the snapshot that come from other machines, while something of each goes on arriving.
 So does a machine that leaves with a shard: the run has moved when it has ended so, and begins again without the
-machine. A lost shard, or a batch that stays NaN, ends the run with an error.
+machine. A shard that nobody can succeed, or a batch that stays NaN, ends the run with an error.
 """
 
 from __future__ import annotations

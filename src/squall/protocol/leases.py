@@ -30,18 +30,15 @@ class _Held:
     __slots__ = ("done", "granted_s", "holder", "lease")
 
     def __init__(self, lease: Lease, holder: Node, now: float) -> None:
-        self.lease = lease
-        self.holder = holder
+        self.lease, self.holder, self.granted_s = lease, holder, now
         self.done = lease.start  # examples before this are applied by all shards
-        self.granted_s = now
 
 
 class Leases:
     """The ledger. Deals whole batches; a position in an epoch is always a multiple of the batch size."""
 
     def __init__(self, examples: int, batch_size: int, limits: Limits) -> None:
-        assert examples > 0
-        assert batch_size > 0
+        assert min(examples, batch_size) > 0
         self.examples = examples  # in an epoch
         self.batch_size = batch_size
         self.limits = limits

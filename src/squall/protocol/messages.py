@@ -145,10 +145,8 @@ class SkipNoted(Struct, frozen=True, tag="skip!", array_like=True, gc=False):
 
 
 class NonFinite(Struct, frozen=True, tag="nonfinite", array_like=True, gc=False):
-    """A batch gave a loss or gradient with NaN or Inf; `final` after its retry did too.
-
-    A final one waits for `SkipNoted` or `Stop`. `spoilt`: leaving the batch out would mend nothing, as the weights are
-    not finite either, or have come through a step on it.
+    """A batch gave a loss or gradient with NaN or Inf; `final`: its retry did too, and waits for `SkipNoted` or `Stop`.
+    `spoilt`: leaving it out would mend nothing: the weights are not finite either, or have come through a step on it.
     """
 
     epoch: Count
@@ -296,7 +294,7 @@ class Evaluated(Struct, frozen=True, tag="evaluate!", array_like=True, gc=False)
 
 
 Message = (
-    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left
-    | Skip | SkipNoted | Exchange | Exchanged | Parcel | View | ViewSeen | TakeSnapshot | SnapshotTaken
-    | SnapshotPiece | PieceKept | Evaluate | Evaluated
+    Join | Welcome | LeaseRequest | Grant | Progress | Dropped | Logged | NonFinite | Stop | Left | Skip | SkipNoted
+    | Exchange | Exchanged | Parcel | View | ViewSeen | TakeSnapshot | SnapshotTaken | SnapshotPiece | PieceKept
+    | Evaluate | Evaluated
 )  # fmt: skip

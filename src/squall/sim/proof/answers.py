@@ -21,9 +21,10 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import AnswersFound, LeaseEnded, WorkReported
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import PREDICTION, Chaos, chaos
+from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.hung import SLOW_S
 from squall.sim.proof.memory import File
-from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, CoordinatorPhantom, Phantom, PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
 from squall.sim.proof.runs import ADDRESS, ChaoticRun
 
 Span = tuple[int, int]  # examples [start, stop)

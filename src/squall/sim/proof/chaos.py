@@ -15,7 +15,7 @@ from squall.protocol.policy import MachineRoom
 from squall.runtime.placement import ONE_PART, Parts
 from squall.runtime.wire import Network
 from squall.sim.proof import chaotic_machines as several
-from squall.sim.proof import hung
+from squall.sim.proof import hung, mortal
 from squall.sim.proof.faults import (
     Cut,
     Fault,
@@ -28,12 +28,6 @@ from squall.sim.proof.faults import (
     Tear,
     UserStop,
     Weather,
-)
-from squall.sim.proof.mortal import (
-    deaths_as_journals_are_cut,
-    deaths_inside_updates,
-    deaths_of_coordinators,
-    deaths_of_shards,
 )
 from squall.sim.proof.rotten import rots
 from squall.strategies import (
@@ -198,14 +192,13 @@ def chaos(seed: int) -> Chaos:
         evaluate_every_s=chance.choice((None, None, 0.03)),
         faults=several.slow_stops(seed, machines, hung.at_stops(
             seed, _faults(chance, events, replicas, shards) + several.machine_faults(seed, machines, events)
-            + several.lies_and_jams(seed, machines, replicas, events) + deaths_of_shards(seed, shards, events)
-            + deaths_of_coordinators(seed, events)
+            + several.lies_and_jams(seed, machines, replicas, events) + mortal.deaths_of_shards(seed, shards, events)
+            + mortal.deaths_of_coordinators(seed, events)
             + several.part_faults(seed, parts, replicas, events) + (_tears(seed, events) if grouped else ())
             + hung.hangs(seed, machines, _others(replicas, shards), events)
             + rots(seed, events),
             _others(replicas, shards),
-        )) + deaths_inside_updates(seed, shards, events) + deaths_as_journals_are_cut(seed, shards, events),
-        parts=parts.number, spread_parts=parts.spread,
+        )) + mortal.others(seed, shards, events), parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,

@@ -15,8 +15,9 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.circle import Circle, Work, joined_whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
+from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
-from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, CoordinatorPhantom, Phantom, PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
 
 LATE_S = 0.004  # that one member has made a step behind another, at most
 

@@ -32,7 +32,8 @@ from squall.sim.proof.activity import Looks, Waits
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
-from squall.sim.proof.faults import FaultyWire, Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.faults import Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.machine_books import MachineBooks
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.spread import SpreadReplicas

@@ -15,8 +15,8 @@ from squall.protocol.unsaved import GoBack
 from squall.runtime.driver import Host
 from squall.runtime.journal import Journal
 from squall.sim.proof.broken import Broken
+from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.faults import Fault, Kill, Role
-from squall.sim.proof.phantoms import CoordinatorPhantom
 
 STATE_BYTES = 1 << 18
 ALL_DIE = 0.1  # of the worlds lose the first machine, or all processes of the only one
@@ -30,6 +30,11 @@ def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
         start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
         found.append(Kill(chance.randrange(events), shard, start_s, steps=within, untold=untold))
     return tuple(found)
+
+
+def others(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
+    """They come to what a world has, which stays as it was."""
+    return deaths_inside_updates(seed, shards, events) + deaths_as_journals_are_cut(seed, shards, events)
 
 
 def deaths_inside_updates(seed: int, shards: int, events: int) -> tuple[Fault, ...]:

@@ -11,13 +11,13 @@ payload that has not come, or is not the one that its message tells of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
 
 from squall.protocol import effects, events
-from squall.protocol.effects import Effect, Payload, PublishSnapshot, WritePiece
+from squall.protocol.effects import Effect, Payload, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES, Factors
 from squall.protocol.nodes import Node
@@ -110,6 +110,8 @@ class PhantomHosts:
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
         match node.role:
             case "coordinator":
+                from squall.sim.proof.coordinator_phantom import CoordinatorPhantom  # which is one of these
+
                 return CoordinatorPhantom(self, node)
             case "shard":
                 return ShardPhantom(self, node, version, file)
@@ -270,45 +272,3 @@ class EvaluatorPhantom(Phantom):
 
     def _loss(self, buffer: int) -> float:  # now better, now worse, and never the same of other weights
         return crc32(repr(self.memory.weights[self.node.index, buffer]).encode()) / 2**32
-
-
-class CoordinatorPhantom(Phantom):
-    """The record knows how many notes are in it: who goes on in another's place adds none of them again."""
-
-    def __init__(self, hosts: PhantomHosts, node: Node) -> None:
-        super().__init__(hosts, node)
-        self._came: dict[tuple[int, int], dict[int, tuple[int, int, File]]] = {}  # pieces, which lie in files
-        self.told = 0  # notes so far
-        self._waiting: list[tuple[int, Note]] = []
-        hosts.unwritten = lambda: [note for number, note in self._waiting if number > len(hosts.notes)]
-
-    def perform(self, effect: Effect, now: float) -> Event | None:
-        if isinstance(effect, WritePiece):
-            return self._write(effect)
-        if isinstance(effect, Note):
-            self.told += 1
-            self._waiting.append((self.told, effect))
-        if not isinstance(effect, Note) or len(self._waiting) >= self.hosts.together:
-            self.hosts.notes += [note for number, note in self._waiting if number > len(self.hosts.notes)]
-            self._waiting = []
-        if isinstance(effect, PublishSnapshot):
-            self.hosts.published += [effect] if effect not in self.hosts.published else []
-        return None
-
-    def keeps(self) -> dict[str, object]:
-        return {"told": (self.told, self._waiting)}
-
-    def take_again(self, kept: dict[str, Any], since: Sequence[tuple[Effect, float]]) -> None:
-        self.told, self._waiting = kept["told"]
-        for effect, now in since:
-            if isinstance(effect, Note | PublishSnapshot):
-                self.perform(effect, now)
-
-    def _write(self, effect: WritePiece) -> Event:
-        number, part = effect.piece.number, effect.part
-        came = self._came.setdefault((number, part), {})
-        torn = self.memory.torn("piece", effect.shard, 0, effect.shard)
-        came[effect.piece.start] = (-1, -1, NOTHING) if torn else self.memory.pieces[effect.shard]
-        if list(came.values()) == [(number, i, came[0][2]) for i in range(PIECES)]:
-            self.hosts.arrived[number, part] = came[0][2]
-        return events.PieceWritten(part, number, self.hosts.disk(number))

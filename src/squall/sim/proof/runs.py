@@ -30,11 +30,12 @@ from squall.runtime.world_nodes import Premises
 from squall.sim.proof.broken import Broken, Watcher
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
+from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
 from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling, copies_every
-from squall.sim.proof.phantoms import CoordinatorPhantom, Phantom, PhantomHosts, ShardPhantom
+from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
 from squall.sim.proof.positions import restored
 from squall.sim.proof.rotten import allowed
 from squall.sim.proof.spread import FirstPart, Follower

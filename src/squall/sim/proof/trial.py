@@ -32,7 +32,6 @@ from squall.sim.proof.excuses import excuses
 from squall.sim.proof.faults import (
     Cut,
     Fault,
-    FaultyWire,
     FullDisk,
     Hang,
     Kill,
@@ -49,15 +48,16 @@ from squall.sim.proof.faults import (
     UserStop,
     Weather,
 )
+from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.hung import Stillness
 from squall.sim.proof.last_files import LastFiles
 from squall.sim.proof.machines import WorldMachines
 from squall.sim.proof.manners import Manners
-from squall.sim.proof.memory import BatchRange
 from squall.sim.proof.mortal import dies_within, fallen, spare
 from squall.sim.proof.other_runs import ChaoticBatchRun, ChaoticGroupRun
 from squall.sim.proof.rotten import Rotten, allowed
 from squall.sim.proof.runs import ChaoticLoopRun, ChaoticRun
+from squall.sim.proof.whims import Whims
 from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 
 RUNS: dict[type, type[ChaoticRun]] = {
@@ -92,6 +92,7 @@ class Trial:
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
         self._rotten = Rotten(allowed(chaos.seed, chaos.recipe))
+        self._whims = Whims(chaos, self._rotten)
         self._rooms = chaos.rooms  # that the next life begins on
 
     def go(self) -> Trial:
@@ -127,12 +128,9 @@ class Trial:
         self._stillness = Stillness(self.world, self._machines.of, chaos)
         hosts.enter(self.world, chaos.seed + self.lives)
         hosts.compute_s = lambda node: chaos.paces[node.index]
-        hosts.poison, hosts.disk, hosts.together = self._poison, self._disk, 3
+        self._whims.begin(hosts, self.world)
         hosts.gone = self._machines.gone.__contains__
         hosts.cut_off = lambda one, other: self._wire.parted(one, other, self.world.now)
-        if chaos.scripted:
-            hosts.breaks = self._breaks
-        self._spoilt = self._full = 0  # computations and files to come that fail
         self._slow_starts: dict[Role, float] = {}
         self._doomed = Counter[Role]()  # replacements to come that die
         self._deaths = Counter[Role]()
@@ -244,11 +242,11 @@ class Trial:
                 for node in self._nodes(part):
                     self.world.post(hears, PeerRefused(node, "it lies"))
             case Spoil():
-                self._spoilt += 1
+                self._whims.spoilt += 1
             case Rot():
                 self._rotten.coming += 1
             case FullDisk():
-                self._full += 1
+                self._whims.full += 1
             case Tear(_, seconds) if isinstance(self.run, ChaoticGroupRun):
                 self.run.tear(seconds)
             case UserStop():
@@ -273,21 +271,6 @@ class Trial:
 
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
-
-    def _poison(self, number: int, batch: BatchRange) -> bool:
-        self._spoilt, spoilt = max(0, self._spoilt - 1), self._spoilt
-        return self._rotten.spoils(batch) or spoilt > 0
-
-    def _breaks(self, number: int) -> bool:
-        """Whether a loop ends the training here. In a real run the nursery then tells the coordinator."""
-        breaks = number == self.chaos.breaks_at
-        if breaks:
-            self.world.post(NURSERY, StopRequested("a loop takes no more batches", wanted=True))
-        return breaks
-
-    def _disk(self, number: int) -> str:
-        self._full, full = max(0, self._full - 1), self._full
-        return "no space left on device" if full else ""
 
     # ------------------------------------------------------------ the world's questions
 
