@@ -47,6 +47,9 @@ class Rotten:
 
     def begin(self, saved: PublishSnapshot | None, size: int, limits: Limits) -> None:
         """A life begins; of what was left out before it, what its snapshot does not count as over is dealt again."""
+        self._failed.clear()
+        self._at.clear()
+        self._stepped.clear()
         self._left_out &= trained(restored(saved, size, limits), size) if saved is not None and self.at_most else set()
 
     def spoils(self, batch: BatchRange) -> bool:
@@ -63,6 +66,7 @@ class Rotten:
             case Compute(epoch, start, stop):
                 if self._at.get(node) != (epoch, start, stop):
                     self._failed[node, (epoch, start, stop)] = 0
+                    self._stepped.pop(node, None)
                 self._at[node] = (epoch, start, stop)
             case GradientComputed(finite=False):
                 batch = self._at[node]
