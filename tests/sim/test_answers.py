@@ -33,6 +33,7 @@ QUIET = dataclasses.replace(
 )
 
 
+@pytest.mark.timeout(600)  # two thousand worlds take some minutes
 def test_each_example_is_answered_once_in_many_worlds() -> None:
     happened = Counter[str]()
     for seed in range(WORLDS):

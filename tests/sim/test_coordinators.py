@@ -113,18 +113,18 @@ def forgets_who_ended(original: Any, journal: Journal, event: Event, now: float)
 
 PLANTED: dict[str, Planted] = {
     "requests and reports are not in its journal": Planted(
-        wrapped(Journal, "add", unless(LeaseRequest, Progress)), 60, "I4"),
+        wrapped(Journal, "add", unless(LeaseRequest, Progress)), 60, "I1 I4 I5 I20"),
     "its successor counts its notes anew": Planted(wrapped(CoordinatorPhantom, "take_again", as_new), 60, "I20"),
     "what was told since the cut is lost": Planted(wrapped(CoordinatorPhantom, "take_again", nothing_since), 60, "I20"),
     "rows are written again": Planted(wrapped(CoordinatorPhantom, "perform", written_again), 200, "I4"),
-    "its links begin anew": Planted(wrapped(Journaled, "take_again", with_new_links), 60, "I5"),
-    "leases that have ended are not told": Planted(wrapped(Journaled, "take_again", without_ends), 400, "I4"),
+    "its links begin anew": Planted(wrapped(Journaled, "take_again", with_new_links), 60, "I5 I20"),
+    "leases that have ended are not told": Planted(wrapped(Journaled, "take_again", without_ends), 400, "I1 I4 I20"),
     "an iteration of L-BFGS begins anew": Planted(
         wrapped(Minimization, "__setstate__", of_the_iteration_nothing), 60, "TypeError", of="sandblaster"),
     "what was left is lost with a successor that dies at once": Planted(
-        wrapped(Journaled, "take_again", forgotten_with_no_event), 400, "I6"),
+        wrapped(Journaled, "take_again", forgotten_with_no_event), 400, "I3 I5 I6 I20"),
     "nobody succeeds it": Planted(wrapped(NurseryMachine, "_on_coordinator_lost", nobody), 20, "I5"),
-    "deaths are not in its journal": Planted(wrapped(Journal, "add", forgets_who_ended), 100, "I5"),
+    "deaths are not in its journal": Planted(wrapped(Journal, "add", forgets_who_ended), 100, "I5 I20"),
 }  # fmt: skip
 
 

@@ -181,7 +181,7 @@ DIVIDED_ONES: dict[str, Planted] = {
     "who says that a share is lost is not believed": Planted(
         wrapped(CollectiveCoordinator, "_forget", disbelieved), 400, "I5"),
     "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
-    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I15"),
+    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I6 I15"),
     "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
 }  # fmt: skip
 
@@ -196,15 +196,15 @@ PLANTED: dict[str, Planted] = {
     "a newcomer is taken for one that has the weights": Planted(
         wrapped(CollectiveCoordinator, "_form", at_once_theirs), 400, "I7"),
     "the first member's weights go on, whatever they are": Planted(the_first_member, 50, "I6"),
-    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I7"),
+    "a snapshot is taken while a round is under way": Planted(whatever_is_under_way, 50, "I1"),
     "members leave before the last snapshot": Planted(
-        wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5"),
+        wrapped(CollectiveCoordinator, "_dismiss", to_members_too), 50, "I5", first=32000),
     "a newcomer labels the weights that it has got with its own examples": Planted(
         wrapped(CollectiveReplica, "_on_answer", of_before), 200, "I7"),
     "what was done in a round that comes to nothing is told": Planted(
         wrapped(CollectiveCoordinator, "_settle", told_all_the_same), 200, "I4"),
     "what a script has left out is told of as trained": Planted(
-        wrapped(Rounds, "leaves_out", taken_for_trained), 200, "I4"),
+        wrapped(Rounds, "leaves_out", taken_for_trained), 300, "I4"),
     "a newcomer's first round is taken for a lie": Planted(wrapped(Rounds, "told", newcomers_first), 100, "I12"),
     "what another machine shows stays where it has come": Planted(
         wrapped(Evaluations, "_send", left_aside), 400, "I7"),
@@ -217,4 +217,8 @@ PLANTED: dict[str, Planted] = {
 @pytest.mark.parametrize("name", deep.sweep([*PLANTED, *DIVIDED_ONES], 9))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = (PLANTED | DIVIDED_ONES)[name]
-    catch(planted, monkeypatch, worlds(DIVIDED if name in DIVIDED_ONES else ALL_REDUCE, planted.machines))
+    catch(
+        planted,
+        monkeypatch,
+        worlds(DIVIDED if name in DIVIDED_ONES else ALL_REDUCE, planted.machines, first=planted.first),
+    )

@@ -32,9 +32,15 @@ def deaths_of_shards(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+def all_die(seed: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} all die")
+    return (Kill(chance.randrange(events), Role.of(NURSERY)),) if chance.random() < ALL_DIE else ()
+
+
 def others(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
     """They come to what a world has, which stays as it was."""
-    return deaths_inside_updates(seed, shards, events) + deaths_as_journals_are_cut(seed, shards, events)
+    deaths = deaths_inside_updates(seed, shards, events) + deaths_as_journals_are_cut(seed, shards, events)
+    return deaths + all_die(seed, events)
 
 
 def deaths_inside_updates(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
@@ -48,7 +54,7 @@ def deaths_inside_updates(seed: int, shards: int, events: int) -> tuple[Fault, .
 
 def deaths_of_coordinators(seed: int, events: int) -> tuple[Fault, ...]:
     chance = random.Random(f"{seed} deaths of coordinators")  # of its own, too
-    found: list[Fault] = [Kill(chance.randrange(events), Role.of(NURSERY))] if chance.random() < ALL_DIE else []
+    found: list[Fault] = []
     for _ in range(chance.choice((0, 0, 0, 1, 2))):
         within, untold = chance.choice((None, 0, 1, 2, 3, 5)), chance.random() < 0.5
         start_s = chance.choice((0.0, 0.0, 0.05))
