@@ -181,7 +181,8 @@ DIVIDED_ONES: dict[str, Planted] = {
     "who says that a share is lost is not believed": Planted(
         wrapped(CollectiveCoordinator, "_forget", disbelieved), 400, "I5"),
     "nobody has a second copy": Planted(own_share_alone, 50, "I15"),
-    "a newcomer's state is taken for that of a member who is one round behind": Planted(also_a_newcomers, 400, "I6 I15"),
+    "a newcomer's state is taken for that of a member who is one round behind": Planted(
+        also_a_newcomers, 400, "I6 I15"),
     "who is one round behind is taken for a newcomer": Planted(of_who_is_up_to_date, 400, "I5"),
 }  # fmt: skip
 
