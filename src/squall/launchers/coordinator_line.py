@@ -83,9 +83,8 @@ class PipeLine:
                 yield FrameArrived(COORDINATOR, msgspec.convert(said["frame"], Frame))
             elif said is not None and said["kind"] == "placed":
                 self.placed[said["replica"]] = said["machine"]
-            elif (
-                said is not None and said.get("number", math.inf) > self._evaluated
-            ):  # else one before it has told that
+            elif said is not None and said.get("number", math.inf) > self._evaluated:
+                # Else a coordinator before this one has told it.
                 self._evaluated = said.pop("number", self._evaluated)
                 yield said
 

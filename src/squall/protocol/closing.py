@@ -57,9 +57,7 @@ class Closing(ABC):
         best = Best(policy.goal, policy.until)
         self._evaluations = Evaluations(Node("evaluator", policy.replicas), best, fetches=policy.shards > 0)
         self._snapshots = SnapshotRounds(snapshots)
-        self._unwritten: dict[
-            int | Node, Effect
-        ] = {}  # what the host is to write, and has not answered; by whose it is
+        self._unwritten: dict[int | Node, Effect] = {}  # the host is to write it, and has not answered; by whose it is
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
         self._placing = Placing(policy)
@@ -259,9 +257,7 @@ class Closing(ABC):
         effects.extend(Send(holder, Stop()) for holder in self._holders)
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        others = [
-            machine for machine in self._placing.rooms if machine != NURSERY.index
-        ]  # which sees the coordinator end
+        others = (machine for machine in self._placing.rooms if machine != NURSERY.index)  # that sees this process end
         effects.extend(Send(Node("nursery", machine), Stop()) for machine in others)
         status = self._failure if self.error else "finished"
         if self._hurried and not self._wanted and not self.error:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from torch import Tensor
 
 from squall.protocol.events import CopyMade
 from squall.runtime.legacy import Legacy
+from squall.runtime.processes import available_memory
 
 NEEDS = 4  # times as much memory as the weights: two more vectors, as most optimizers have, and some that stays free
 SHARE = 100  # of the time between the ends of two copies one takes at most a hundredth
 SELDOM_S = 0.25  # from one to the next at least: the coordinator is told of each
-
-
-def available() -> int:
-    """Bytes of this machine's memory that processes may still have."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 class Copying:
@@ -32,7 +26,7 @@ class Copying:
         """`before`: updates in the numbers when the attempt began."""
         self._numbers, self._copy = legacy.numbers, legacy.copy
         self._weights, self._before, self._clock = weights, before, clock
-        self._none = self._copy.updates < 0 and available() < NEEDS * weights.nbytes  # there is no room for one
+        self._none = self._copy.updates < 0 and available_memory() < NEEDS * weights.nbytes  # there is no room for one
         self._due = self._late = -math.inf
         self._upto = self._copy.updates
         self._made: CopyMade | None = None

@@ -71,6 +71,12 @@ def state_of(pid: int) -> State:
         return "runs"
 
 
+def available_memory() -> int:
+    """Bytes of this machine's memory that processes may still have."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+
+
 def fork() -> int:
     """As `os.fork`; the new process dies with this one. What was written before goes out once, by this one.
 

@@ -22,6 +22,7 @@ from squall.errors import ProcessLost
 from squall.launchers.control_pipe import ControlPipe
 from squall.runtime.arena import SHARED_MEMORY
 from squall.runtime.optimizers import check_optimizers, elementwise
+from squall.runtime.processes import available_memory
 from squall.runtime.seeds import chance_kept, seed_everything
 from squall.sim.cluster.forks import answer, forked
 from squall.sim.cluster.jitter import Trace
@@ -222,8 +223,7 @@ def _by_size(
 def _free_bytes() -> int:
     """Of memory, or of what processes may share of it."""
     shared = os.statvfs(SHARED_MEMORY)
-    kib = next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in line)
-    return min(1024 * int(kib), shared.f_bavail * shared.f_frsize)
+    return min(available_memory(), shared.f_bavail * shared.f_frsize)
 
 
 def _memory_bandwidth() -> float:
