@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from squall.detaching import FILE as LEFT
-from squall.record.rows import ProgressRow
+from squall.record.rows import LeaseRow, ProgressRow
 from squall.runtime.snapshot import Snapshots
 from tests.cli.detached import BAD, detached, runs
 from tests.launchers.blobs import EXAMPLES
@@ -37,6 +37,7 @@ def test_a_detached_run_is_a_session_of_its_own_and_its_files_are_private(endles
     listed = command("ps").stdout
     assert re.search(rf"{endless.directory} +\d+\.\d s ago +downpour +epoch .* +running +{pid}\n", listed), listed
     assert [run["pid"] for run in runs(endless.directory.parent)] == [pid]
+    endless.wait_rows(LeaseRow, lambda row: True)
     assert "each of" in command("report", endless.directory, "--audit").stdout
 
 

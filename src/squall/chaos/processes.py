@@ -51,11 +51,12 @@ class Family:
 
 def _below(roots: list[int]) -> Iterator[int]:
     for root in roots:
-        for children in Path(f"/proc/{root}/task").glob("*/children"):
-            with suppress(OSError):
-                found = [int(pid) for pid in children.read_text().split()]
-                yield from found
-                yield from _below(found)
+        with suppress(OSError):  # it has ended meanwhile
+            for thread in list(Path(f"/proc/{root}/task").iterdir()):
+                with suppress(OSError):
+                    found = [int(pid) for pid in (thread / "children").read_text().split()]
+                    yield from found
+                    yield from _below(found)
 
 
 def _name(pid: int) -> str:

@@ -49,12 +49,14 @@ def holders(path: Path, among: Iterable[int] | None = None) -> dict[int, str]:
 
 def held(among: Iterable[int] | None = None) -> Iterator[tuple[Path, int]]:
     """Files named as a run's lock, and pids of this user's processes that hold such a lock (who reads it does not)."""
-    for process in ["[0-9]*"] if among is None else map(str, among):
-        for link in Path("/proc").glob(f"{process}/fd/*"):
-            with suppress(OSError):  # it has ended meanwhile
-                file = Path(os.readlink(link))
-                if file.name == LOCK and "FLOCK" in (link.parents[1] / "fdinfo" / link.name).read_text():
-                    yield file, int(link.parts[2])
+    for process in filter(str.isdecimal, os.listdir("/proc")) if among is None else map(str, among):
+        with suppress(OSError):  # it has ended meanwhile
+            links = list(Path(f"/proc/{process}/fd").iterdir())
+            for link in links:
+                with suppress(OSError):  # it has closed the file meanwhile
+                    file = Path(os.readlink(link))
+                    if file.name == LOCK and "FLOCK" in Path(f"/proc/{process}/fdinfo/{link.name}").read_text():
+                        yield file, int(process)
 
 
 def _refusal(path: Path, launcher: str) -> str:
