@@ -22,6 +22,7 @@ from squall.report.tensorboard import begin_tensorboard
 from squall.run import Run
 from squall.runtime.seeds import seed_everything
 from squall.task import check_task
+from tests import deep
 from tests.rehearsal import assert_replays
 from tests.report.test_tensorboard import read
 from tests.tasks import assert_same
@@ -50,7 +51,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 1))
 def test_a_model_with_state_learns_and_becomes_a_keras_file(name: str, kit: Any, inline: Fit, tmp_path: Path) -> None:
     run = inline(kit.classification(), STRATEGIES[name], epochs=6)
     assert run.summary().metrics["accuracy"] > 0.9

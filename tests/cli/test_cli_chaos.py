@@ -55,6 +55,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(flags: tuple[str, ...], says:
     assert re.search(says, capsys.readouterr().err)
 
 
+@deep.only
 def test_a_wrong_file_is_named_by_the_command_that_trains(run_dir: Path) -> None:
     ended = chaos(run_dir, "--kill", "any", "--strategy", "none")
     assert ended.returncode == 2

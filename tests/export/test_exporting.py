@@ -17,6 +17,7 @@ import squall
 from squall.errors import SquallError
 from squall.export.exporting import export
 from squall.run import Run
+from tests import deep
 from tests.export.models import classes, features
 from tests.tasks import regression
 from tests.warm import python
@@ -41,6 +42,7 @@ def test_what_was_exported_is_loaded(run: Run, tmp_path: Path, name: str) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run-1"]
 
 
+@deep.only
 def test_a_model_that_one_onnx_file_cannot_hold_has_its_weights_beside_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_an_interrupted_run_is_resumed_on_two_machines(tmp_path: Path) -> None:
 SHARES = ("--shard-optimizer", "--optimizer", "Adam", "--lr", "0.01")
 
 
+@deep.only
 def test_shares_of_a_snapshot_come_from_both_machines_and_the_run_goes_on_from_them(tmp_path: Path) -> None:
     with training(tmp_path, 4, ENDLESS, *SHARES) as found:
         found.run.process.send_signal(signal.SIGINT)
@@ -176,6 +177,7 @@ def test_shares_of_a_snapshot_come_from_both_machines_and_the_run_goes_on_from_t
     assert examples(run) == epochs * EXAMPLES
 
 
+@deep.only
 def test_half_of_the_members_go_with_their_machine_and_no_share_with_them(tmp_path: Path) -> None:
     """Neighbours are on different machines."""
     with training(tmp_path, 4, ENDLESS, *SHARES) as found:

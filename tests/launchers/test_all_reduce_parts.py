@@ -76,7 +76,7 @@ ALIKE: dict[str, TaskFunction] = {
 }
 
 
-@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 2))
+@pytest.mark.parametrize("name", deep.sweep([*ALIKE], 1))
 def test_replicas_of_parts_make_the_updates_of_lock_step_training(run_dir: Path, inline: Fit, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 3, "optimizer": MOMENTUM}  # on shards each one's gradient would be clipped
     epochs = 10 if ALIKE[name]().examples == 110 else 25
@@ -238,6 +238,7 @@ def training(directory: Path, replicas: int, epochs: int, *flags: str) -> Iterat
 
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 0", "replica 0 part 1"], 1))
+@deep.only
 def test_a_part_that_dies_is_its_replicas_death_and_no_example_is_lost(tmp_path: Path, victim: str) -> None:
     with training(tmp_path, 2, 2) as run:
         run.kill(victim)

@@ -125,6 +125,7 @@ def evaluating(tmp_path: Path) -> Iterator[Started]:
         wait_for(run.gone, 10, "the processes to end")
 
 
+@deep.only
 def test_an_interrupt_is_heard_though_others_wait_for_a_loop_that_hears_nothing(tmp_path: Path) -> None:
     with evaluating(tmp_path) as run:
         run.process.send_signal(signal.SIGINT)

@@ -34,7 +34,7 @@ def training(directory: Path, *flags: str, machines: int = 2) -> Iterator[Cluste
 SPREAD = ["branches", "slices", "interleaved", "zero-bubble"]
 
 
-@pytest.mark.parametrize("split", [*deep.sweep(SPREAD, 1), "1f1b"])
+@pytest.mark.parametrize("split", deep.sweep([*SPREAD, "1f1b"], 1))
 def test_the_weights_are_those_of_replicas_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
@@ -53,6 +53,7 @@ def test_the_weights_are_those_of_replicas_on_one_machine(
 
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 1", "replica 0"], 1))
+@deep.only
 def test_a_part_that_is_killed_is_its_replicas_death_and_no_example_is_lost(tmp_path: Path, victim: str) -> None:
     with training(tmp_path, "--epochs", ENDLESS, "--spread-parts") as found:
         found.run.kill(victim)
@@ -67,6 +68,7 @@ def test_a_part_that_is_killed_is_its_replicas_death_and_no_example_is_lost(tmp_
 
 
 @pytest.mark.parametrize(("how", "machines"), deep.sweep([("cut off", 3), ("cut off", 2), ("gone", 3), ("gone", 2)], 1))
+@deep.only
 def test_the_other_replica_goes_on_without_a_machine_that_is_lost(tmp_path: Path, how: str, machines: int) -> None:
     """Of three machines each replica has parts on two; of two each has one. Nothing breaks where one is cut off."""
     apart = ("--spread-parts",) if machines == 3 else ()
@@ -86,6 +88,7 @@ def test_the_other_replica_goes_on_without_a_machine_that_is_lost(tmp_path: Path
     check(found.directory, replays=False)
 
 
+@deep.only
 def test_an_interrupted_run_is_resumed_on_two_machines_and_on_one(tmp_path: Path) -> None:
     with training(tmp_path, "--epochs", ENDLESS, "--spread-parts") as found:
         found.run.process.send_signal(signal.SIGINT)

@@ -69,7 +69,7 @@ def training(tmp_path: Path, *flags: str, slow: float = 0.0, script: bool = Fals
         assert not any(part.missed for part in audit(reader).parts)
 
 
-@pytest.mark.parametrize("role", ["replica 1", "shard 0", "evaluator"])
+@pytest.mark.parametrize("role", deep.sweep(["replica 1", "shard 0", "evaluator"], 1))
 def test_who_is_stopped_is_replaced(tmp_path: Path, role: str) -> None:
     with training(tmp_path) as run:
         run.stop_waiting(role) if role == "shard 0" else run.kill(role, signal.SIGSTOP)  # over an update it would end
@@ -77,7 +77,7 @@ def test_who_is_stopped_is_replaced(tmp_path: Path, role: str) -> None:
         run.goes_on()
 
 
-@pytest.mark.parametrize("strategy", ["downpour", "sandblaster", "all_reduce"])
+@pytest.mark.parametrize("strategy", deep.sweep(["downpour", "sandblaster", "all_reduce"], 1))
 def test_a_loss_that_never_returns_is_noticed_and_who_waits_for_it_lives(tmp_path: Path, strategy: str) -> None:
     with training(tmp_path, "--strategy", strategy) as run:
         run.goes_on()  # its first steps have their time
@@ -103,6 +103,7 @@ def test_a_script_that_is_stopped_is_replaced(tmp_path: Path, strategy: str) -> 
         run.goes_on()
 
 
+@deep.only
 def test_a_script_in_a_group_may_be_away_and_is_waited_for(tmp_path: Path) -> None:
     """What it does then is its user's; the others' steps, which wait for it, are no reason either."""
     with training(tmp_path, "--strategy", "all_reduce", script=True) as run:
@@ -137,6 +138,7 @@ def test_a_slow_replica_is_left_alone(tmp_path: Path) -> None:
         assert not run.events("lost")
 
 
+@deep.only
 def test_nobody_is_killed_because_all_stood_still(tmp_path: Path) -> None:
     with training(tmp_path) as run:
         processes = run.processes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Liar:
         addresses = {peer: address for peer, address in site.addresses.items() if peer in (COORDINATOR, SHARD)}
         self.streams = Streams(site.identity.issue(str(node)).contexts(), self, addresses)
         self.heard: deque[Event] = deque()
-        self._numbers: Counter[Node] = Counter()
+        self._said: defaultdict[Node, list[Frame]] = defaultdict(list)
 
     def places(self, payload: Payload, peer: Node) -> Views:
         return (memoryview(bytearray(1 << 20)),)
@@ -65,12 +65,15 @@ class Liar:
         self.streams.turn(time.monotonic())
         while (event := self.streams.take()) is not None:
             self.heard.append(event)
+            if isinstance(event, PeerReached):  # a connection that it takes the place of may have brought nothing
+                for frame in self._said[event.node]:
+                    self.streams.send(event.node, frame)
         return True
 
     def say(self, to: Node, message: Message) -> None:
         wait_for(lambda: self.turn() and PeerReached(to) in self.heard, SOON_S, f"a connection to {to}")
-        self._numbers[to] += 1
-        self.streams.send(to, Frame(self._numbers[to], 0, message))
+        self._said[to].append(Frame(1 + len(self._said[to]), 0, message))
+        self.streams.send(to, self._said[to][-1])
 
     def heard_of(self, kind: type) -> list[Any]:
         self.turn()
@@ -92,7 +95,10 @@ def test_a_machine_whose_replica_lies_is_lost_and_the_run_goes_on(tmp_path: Path
         for _ in range(2):
             replica.say(SHARD, Exchange(5, gradient=0, examples=16, batches=1))
         why = f"{start.node} was refused: it pushes for clock 5"
-        found.event("lost", f"machine 1, with 1 processes: {why}")
+        told = f"machine 1, with 1 processes: {why}"
+        wait_for(
+            lambda: replica.turn() and nursery.turn() and found.told("lost", told), SOON_S, "the machine to be lost"
+        )
         found.event("warning", f"replica {start.node.index} waits: no machine has room for it")
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130

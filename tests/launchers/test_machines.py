@@ -20,7 +20,7 @@ from squall.record.rows import EventRow, ProgressRow, StateRow
 from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from tests import deep
-from tests.launchers.processes import FILE, START_S, Started
+from tests.launchers.processes import FILE, START_S, Started, wait_for
 from tests.warm import Warm
 
 
@@ -71,7 +71,11 @@ class Cluster:
 
     def event(self, kind: str, text: str = "") -> None:
         """Wait until the record tells of it."""
-        self.run.wait_rows(EventRow, lambda row: row.kind == kind and text in row.text)  # type: ignore[attr-defined]
+        wait_for(lambda: self.told(kind, text), START_S, f"the event {kind!r} {text!r}")
+
+    def told(self, kind: str, text: str) -> bool:
+        rows = self.run.rows(EventRow)
+        return any(row.kind == kind and text in row.text for row in rows)  # type: ignore[attr-defined]
 
 
 @contextmanager

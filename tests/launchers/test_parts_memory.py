@@ -17,6 +17,7 @@ from squall.errors import SquallError, TaskError
 from squall.launchers.building import _tried_aside
 from squall.launchers.environment import environment
 from squall.runtime.processes import private_bytes
+from tests import deep
 
 WIDTH, LAYERS, BATCH, MICROBATCHES, STEPS = 1024, 16, 32, 4, 8
 
@@ -53,6 +54,7 @@ def most(folder: Path, parts: int) -> float:
 
 @pytest.mark.cold  # the allocator's settings are read when a process begins
 @pytest.mark.usefixtures("without_report")
+@deep.only
 def test_each_of_two_parts_has_at_most_six_tenths_of_a_whole_replicas_memory(tmp_path: Path) -> None:
     assert most(tmp_path, 2) <= 0.6 * most(tmp_path, 1)
 

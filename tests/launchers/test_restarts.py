@@ -146,6 +146,7 @@ def test_an_interrupt_is_heard_while_it_starts_again(endless: Started) -> None:
 
 
 @pytest.mark.parametrize("strategy", deep.sweep(["downpour", "all_reduce"], 1))
+@deep.only
 def test_a_script_starts_again_from_its_beginning_and_comes_to_its_end(tmp_path: Path, strategy: str) -> None:
     run = started(tmp_path, "--epochs", "40", flags=("--snapshot-every-s", "0.2", "--strategy", strategy))
     run.wait_rows(ProgressRow, lambda row: True)
@@ -178,7 +179,7 @@ def task() -> squall.Task:
     )
 
 
-@pytest.mark.parametrize("how", ["fit", "resume"])
+@pytest.mark.parametrize("how", deep.sweep(["fit", "resume"], 1))
 def test_the_functions_say_how_often(run_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str, capsys: Any) -> None:
     sign = run_dir.with_name("deadly")
     monkeypatch.setenv("DEADLY", str(sign))

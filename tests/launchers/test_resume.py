@@ -17,6 +17,7 @@ from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import START_S, Started, wait_for
 
@@ -112,6 +113,7 @@ def epoch_of(snapshots: Snapshots, number: int) -> int:
     return int(str(snapshots.manifest(number).ledger["epoch"]))
 
 
+@deep.only
 def test_a_run_that_is_killed_while_its_record_is_locked_finds_all_rows_of_its_snapshot(tmp_path: Path) -> None:
     """Between rows and snapshot there is no moment at which a kill loses what the ledger calls trained."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"

@@ -22,6 +22,7 @@ from squall.protocol.nodes import Node
 from squall.record.rows import ProgressRow
 from squall.report import Reader, audit
 from squall.run import Run
+from tests import deep
 from tests.launchers.processes import Started, alive, wait_for
 from tests.launchers.test_scripts import started, weights
 
@@ -86,6 +87,7 @@ def test_a_leader_that_is_killed_behind_its_loop_fails_the_run_and_a_resume_does
     reader.close()
 
 
+@deep.only
 def test_a_run_that_has_failed_does_not_wait_for_a_script_that_hangs(tmp_path: Path) -> None:
     run = started(tmp_path, "--mode", "stay within", "--stay", str(tmp_path / "here"), "--epochs", "100000")
     status, out, err = run.finish()

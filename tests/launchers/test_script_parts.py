@@ -144,6 +144,7 @@ def test_what_all_parts_do_the_replica_does(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("victim", deep.sweep(["replica 1 part 1", "replica 1 of"], 1))
+@deep.only
 def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> None:
     run = started(tmp_path, "--how", "examples", "--epochs", "60", flags=("--replicas", "2", "--strategy", "downpour"))
     try:
@@ -182,7 +183,7 @@ def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: P
         wait_for(run.gone, 10, "the processes to end")
 
 
-@pytest.mark.parametrize(("how", "parts"), deep.sweep([("pipeline", None), ("examples", 3), ("examples", 1)], 2))
+@pytest.mark.parametrize(("how", "parts"), deep.sweep([("pipeline", None), ("examples", 3), ("examples", 1)], 1))
 def test_an_interrupt_ends_all_parts_and_a_resume_goes_on_with_as_many_or_others(
     tmp_path: Path, how: str, parts: int | None
 ) -> None:

@@ -226,6 +226,7 @@ def test_a_script_that_catches_the_interrupt_knows_of_it_and_has_the_snapshots_w
 
 
 @pytest.mark.parametrize("changes", deep.sweep([("--replicas", "3", "--shards", "1"), ()], 1))
+@deep.only
 def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, changes: tuple[str, ...]) -> None:
     run = started(tmp_path, "--epochs", "45", flags=("--replicas", "2", "--shards", "2"))
     run.wait_rows(ProgressRow, lambda row: row.examples > 0)

@@ -140,6 +140,7 @@ def test_a_machine_with_parts_leaves_in_order_and_another_takes_its_place(tmp_pa
     check(found.directory)
 
 
+@deep.only
 def test_a_run_with_spread_parts_is_resumed_on_one_machine_without(tmp_path: Path) -> None:
     with training(tmp_path, "--epochs", "100000") as found:
         found.run.process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, End, Expect, UseWeights
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
+from tests import deep
 from tests.parts.replica import answers, compute, replica, train
 from tests.tasks import mean_square, numbers
 
@@ -217,7 +218,9 @@ def test_autocast_computes_in_the_smaller_type_on_all_stages() -> None:
     assert loss > 0
 
 
-@pytest.mark.parametrize("split", [SPLIT, squall.Tensor({"0": "column", "2": "row"}), squall.Branches("0", "2")])
+@pytest.mark.parametrize(
+    "split", deep.sweep([SPLIT, squall.Tensor({"0": "column", "2": "row"}), squall.Branches("0", "2")], 1)
+)
 def test_a_training_has_the_same_bits_again(split: Any) -> None:
     """Replay counts on it. (The second branch takes what the first returns, so nothing is gained by these two.)"""
     trained = []

@@ -57,6 +57,7 @@ def test_parts_on_several_machines_train_what_those_on_one_do(split: str, clip_n
     assert far.losses == near.losses
 
 
+@deep.only
 def test_sums_of_three_slices_are_added_in_another_order() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))

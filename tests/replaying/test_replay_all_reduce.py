@@ -116,6 +116,7 @@ def finished_under_kills(run: Started, chance: random.Random) -> None:
         wait_for(run.gone, 10, "the processes to end")
 
 
+@deep.only
 def test_deaths_newcomers_an_interrupt_and_a_resume(tmp_path: Path) -> None:
     """The first member dies, too, whose weights others take."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"

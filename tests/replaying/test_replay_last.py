@@ -102,6 +102,7 @@ def taken(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
+@deep.only
 def test_what_is_kept_does_not_grow_with_the_run(tmp_path: Path, small_pieces: None) -> None:
     sizes, files = [], []
     for epochs in (20, 80):
@@ -165,6 +166,7 @@ def test_a_directory_that_another_process_removes_meanwhile_ends_nothing(
     assert squall.replay(run.directory, check=True).as_asked
 
 
+@deep.only
 def test_where_something_is_missing_the_replay_begins_at_the_next_snapshot(tmp_path: Path) -> None:
     run = rehearse(
         tmp_path / "run", STRATEGIES["downpour"], epochs=24, keep_schedule="last:5", snapshots_every_s=0.1

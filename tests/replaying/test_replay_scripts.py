@@ -127,6 +127,7 @@ def test_a_generator_and_its_critic_are_replayed_step_by_step(tmp_path: Path) ->
     assert updates > EPOCHS * 30 + EPOCHS * 30 // 2, "steps of the generator are updates as well"
 
 
+@deep.only
 def test_a_replica_that_was_killed_and_a_run_that_was_resumed(resumed: Path) -> None:
     for name in ("0/replica-1.1", "1/replica-1.0"):
         assert (resumed / "schedule" / name).exists()
@@ -152,6 +153,7 @@ def test_a_replay_that_is_interrupted_leaves_no_process(resumed: Path) -> None:
     assert replay.gone()
 
 
+@deep.only
 def test_the_batch_that_made_a_nan_is_watched_in_its_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAN_AT", "4")
     directory = trained(tmp_path, "--strategy", "synchronous")

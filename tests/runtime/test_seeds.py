@@ -14,6 +14,7 @@ import torch
 
 import squall
 from squall.run import Run
+from tests import deep
 from tests.tasks import INLINE, LOCAL, regression
 
 DOWNPOUR = squall.Downpour(replicas=2, optimizer=partial(torch.optim.SGD, lr=0.05))
@@ -45,7 +46,7 @@ def refused(directory: Path) -> None:
         trained(directory)
 
 
-@pytest.mark.parametrize("act", [trained, processes, replayed, looked_at, refused])
+@pytest.mark.parametrize("act", [trained, pytest.param(processes, marks=deep.only), replayed, looked_at, refused])
 def test_the_callers_chance_is_left_alone(act: Callable[[Path], object], tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(2)

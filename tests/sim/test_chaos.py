@@ -23,16 +23,17 @@ from squall.protocol.replica import Replica
 from squall.runtime.wire import Network
 from squall.sim.proof import soak
 from squall.sim.proof.broken import INVARIANTS, Broken
-from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED, STRATEGIES, chaos
+from squall.sim.proof.chaos import ALL_REDUCE, DIVIDED, STRATEGIES, Chaos, chaos
 from squall.sim.proof.faults import Cut, Kill, Role, Weather
 from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.soak import flags, report, shrink, trace_of, verdict
 from squall.sim.proof.trial import Seen, Trial
 from squall.strategies import STRATEGIES as ALL
 from squall.strategies import SingleProcess
+from squall.strategies.work import Loop
 from tests import deep
 
-WORLDS = 1500 if deep.wanted else 100
+WORLDS = 1500 if deep.wanted else 60
 QUIET = dataclasses.replace(
     chaos(0), faults=(), machines=1, strategy="downpour", replicas=2, shards=2, paces=(0.01, 0.01)
 )
@@ -178,8 +179,13 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> soak.WorldVerdict:
             leave(replica, effects)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Replica, "_finish", without_pushing)
-    worlds = map(verdict, map(chaos, itertools.count()))
-    return next(each for each in worlds if each.error and len(each.chaos.faults) > 1)
+    gathering = (world for world in map(chaos, itertools.count()) if gathers(world))
+    return next(each for each in map(verdict, gathering) if each.error and len(each.chaos.faults) > 1)
+
+
+def gathers(world: Chaos) -> bool:
+    """Its replicas push what several batches have given."""
+    return isinstance(world.recipe.work, Loop) and world.recipe.loop.exchanges.cadence.push_every > 1
 
 
 def test_a_failing_world_is_shrunk_and_can_be_seen_again(

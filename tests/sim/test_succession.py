@@ -34,8 +34,9 @@ def test_shards_are_succeeded_in_many_worlds_and_the_run_goes_on() -> None:
         within = any(isinstance(fault, Kill) and fault.steps is not None for fault in world.faults)
         replaced = [what.node for _, _, what in seen if isinstance(what, MemberReplaced)]
         succeeded[within] += sum(node.role == "shard" for node in replaced)
-    assert succeeded[True] >= 5
-    assert succeeded[False] >= 1
+        if succeeded[True] >= 5 and succeeded[False] >= 1:
+            return
+    pytest.fail(f"shards have successors too seldom: {succeeded}")
 
 
 def unless_it_is_a_push(original: Any, journal: Journal, event: Event, now: float) -> None:

@@ -193,6 +193,7 @@ def test_averaging_and_diloco_move_one_kth_of_the_bytes(inline: Fit) -> None:
     assert exchanged(squall.SingleProcess()) == 0
 
 
+@deep.only
 def test_matched_inner_steps_let_a_slow_replica_push_as_often(inline: Fit) -> None:
     """At a third of the speed it does a third of the work in every push."""
 

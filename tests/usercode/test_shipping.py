@@ -51,6 +51,7 @@ def test_functions_of_main_and_closures_are_shipped(tmp_path: Path) -> None:
     assert done.stdout.split() == ["60", "function"], done.stderr
 
 
+@deep.only
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text("import sys; sys.path.insert(0, '.')\n" + SCRIPT.format(directory=str(tmp_path / "r")))
