@@ -32,13 +32,10 @@ class ControlPipe:
         self.send(msgspec.json.encode(message))
 
     def send(self, data: bytes | memoryview) -> None:
-        """What is no message of this kind. Where the other end is gone, that is heard."""
-        if not self.open:
-            return
-        try:
-            self.connection.send_bytes(data)
-        except OSError:
-            self.open = False
+        """What is no message of this kind."""
+        if self.open:
+            with suppress(OSError):  # it is gone, as will be heard, behind its last words
+                self.connection.send_bytes(data)
 
     def hand(self, handle: int) -> None:
         """Give the other end an open file; it must `take` it next."""
