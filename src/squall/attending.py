@@ -13,12 +13,13 @@ from pathlib import Path
 
 from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
+from squall.launchers.again import unsaved
 from squall.protocol.effects import End
 from squall.record.rows import EventRow
 from squall.record.settling import settle
 from squall.report import ProgressViewer, Reader, Viewer, Viewers, prepare_report
 from squall.report.tensorboard import TensorBoardViewer, write_record
-from squall.restarting import Starts, record_end, unsaved
+from squall.restarting import Starts, record_end
 from squall.run import Run
 from squall.runtime.answers import described
 from squall.runtime.interrupts import collected_interrupts

@@ -54,8 +54,8 @@ class Settings:
             run. "skip:20": another limit. Skipping is not for AllReduce, SingleProcess and Sandblaster.
         tensorboard: write event files for TensorBoard into the run's directory, under tensorboard/, while the run goes
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
-        restarts: how often in a row, without a new snapshot between, a run on one machine starts again by itself from
-            its newest snapshot when a process has died that it cannot go on without; 0: never.
+        restarts: how often in a row, without a new snapshot between, a run starts again by itself from its newest
+            snapshot when what it cannot go on without was lost: its nursery, or a machine with a shard; 0: never.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
     """
 

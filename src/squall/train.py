@@ -80,8 +80,8 @@ def fit(
         parts: processes of each replica, on which its model lies as `Task.split` says (`settings.parts` is the same).
         on_nan: "stop" (the default), "skip" or "skip:20": what becomes of a batch that gives NaN or Inf twice
             (`settings.on_nan` is the same).
-        restarts: how often in a row the run starts again by itself, from its newest snapshot, when a process has died
-            that it cannot go on without (`settings.restarts` is the same, 3 by default; 0: never).
+        restarts: how often in a row the run starts again by itself, from its newest snapshot, when what it cannot go
+            on without was lost (`settings.restarts` is the same, 3 by default; 0: never).
         run_dir: where to keep the run; a new directory under runs/ by default.
         settings: how the run is carried out: launcher, threads, intervals.
 

@@ -155,6 +155,38 @@ def test_a_machine_that_leaves_hands_its_shards_over(tmp_path: Path) -> None:
     assert replayed.as_asked, replayed.stopped
 
 
+@pytest.mark.parametrize("number", deep.sweep([signal.SIGKILL, signal.SIGSTOP], 1))
+def test_a_run_goes_back_to_its_snapshot_when_a_machine_is_lost_with_a_shard(tmp_path: Path, number: int) -> None:
+    with cluster(tmp_path, 3, *WITH_SHARDS, "--snapshot-every-s", "0.3") as found:
+        found.event("snapshot", "snapshot 2 in")
+        lost, other = found.machines
+        lost.signal(number)
+        found.event("lost", "was lost: nothing was heard of it for 2 s")
+        found.event("started", "started again after")
+        assert any("shard" in title for title in titles(other))
+        found.run.goes_on()
+        lost.signal(signal.SIGCONT)
+        assert lost.finish()[0] == 1
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
+        assert re.search(r"machine \d was lost: .*; it had shard \d; going on from snapshot \d+", err)
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert audit(reader).complete
+        assert re.search(r"pause +\d.*: machine \d was lost", str(summarize(reader)))
+
+
+@deep.only
+def test_a_run_that_may_not_start_again_ends_with_its_machine(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, *WITH_SHARDS, "--restarts", "0") as found:
+        found.event("started")
+        found.machines[0].signal(signal.SIGKILL)
+        status, _, err = found.run.finish()
+        assert status == 1
+        assert re.search(r"machine 1 was lost: .*; it had shard \d", err)
+        assert found.machines[0].finish()[0] == 1
+
+
 @deep.only
 @pytest.mark.parametrize("fault", ["another leaves", "another is lost", "interrupted here"])
 def test_what_comes_while_a_run_moves(fault: str, tmp_path: Path) -> None:

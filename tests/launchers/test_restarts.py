@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import squall
 from squall.errors import ProcessLost
+from squall.launchers.again import Again
 from squall.launchers.local import LocalRun
 from squall.record.rows import EventRow, ProgressRow
 from squall.record.writer import Record
@@ -214,7 +215,7 @@ class Idle(LocalRun):
     def several(self) -> bool:
         return self._several
 
-    def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
+    def launch(self, directory: Path, snapshot: int | None, lock: int, again: Again) -> None:
         self.snapshot = snapshot
 
     def gone(self) -> bool:

@@ -143,8 +143,22 @@ def test_with_a_shard_on_it_the_run_ends_and_the_reason_names_the_machine() -> N
     of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0))
     of.give(Started())
     end = only(lost(of, 1), End)
-    assert end == End("failed", "machine 1 was lost: nursery-1.0 was refused: it lies; shard 0 was there")
+    assert end == End("failed", "machine 1 was lost: nursery-1.0 was refused: it lies; it had shard 0")
     assert of.machine.wake_at is None
+
+
+def test_with_a_shard_on_it_the_run_goes_back_to_its_snapshot_where_it_may_unless_its_user_stops_it() -> None:
+    rooms = (MachineRoom(0, 1, (R0, EVALUATOR)), MachineRoom(1, 0, (SHARD,)))
+    ends = []
+    for stopped in (False, True):
+        of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0), goes_back=True)
+        of.give(Started())
+        of.join(0)
+        if stopped:
+            of.give(StopRequested("interrupted"))
+        ends.append(only(lost(of, 1), End))
+    assert [end.status for end in ends] == ["moved", "failed"]
+    assert {end.reason for end in ends} == {"machine 1 was lost: nursery-1.0 was refused: it lies; it had shard 0"}
 
 
 def test_a_machine_that_comes_back_is_told_that_it_was_replaced_and_changes_nothing() -> None:

@@ -25,7 +25,6 @@ from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
 from squall.runtime.run_plan import Plan
-from squall.runtime.snapshot import Snapshots
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
@@ -211,14 +210,14 @@ class Head:
         for _, pipe in self._others():
             pipe.say(kind="end", status=status, reason=reason)
 
-    def again(self) -> None:
-        """All has ended: the run goes on from its newest snapshot, on the machines that stay."""
+    def again(self, snapshot: int | None) -> None:
+        """All has ended: the run goes on from this snapshot, on the machines that stay."""
         assert isinstance(self._guests, Gathering)
         self._miss()
         self._schedules = None
         if self._relay is not None:
             self.relay_scripts()
-        self._guests.again(Snapshots(self._directory).newest())
+        self._guests.again(snapshot)
 
     def _miss(self) -> None:
         """Tell of machines that have ended, or are silent, without a word of what ran there."""

@@ -17,6 +17,7 @@ import cloudpickle
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers import scratch
+from squall.launchers.again import Again
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
@@ -63,6 +64,7 @@ class LocalRun:
         self._collect_by = 0.0
         self._exits: list[dict[str, Any]] = []
         self._head: Head | None = None  # of a run on several machines
+        self._again: Again | None = None  # how often such a run begins again
         self._moved = again  # it goes on, maybe on other machines than it began on
         self._task: dict[str, Any] = {}  # what every nursery is given
 
@@ -76,9 +78,9 @@ class LocalRun:
         }  # fmt: skip
         self._pipe.connection.send_bytes(cloudpickle.dumps(blob))
 
-    def launch(self, directory: Path, snapshot: int | None, lock: int) -> None:
+    def launch(self, directory: Path, snapshot: int | None, lock: int, again: Again) -> None:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
-        self._launched = True
+        self._launched, self._again = True, again
         if self._head is not None:
             self._head.gather(self._pipe, self._task_elsewhere(), directory, snapshot, lock)
             if "script" in self._task:
@@ -194,16 +196,18 @@ class LocalRun:
         if not status:
             raise SquallError("all processes of the run were killed")
         if status == "moved" and not self._stops:
-            self._go_on()
+            self._go_on(reason)
         else:
             self.ended = End("interrupted" if status == "moved" else status, reason)
 
-    def _go_on(self) -> None:
+    def _go_on(self, why: str) -> None:
         """Have the run begin again from its newest snapshot, in the same nurseries."""
         assert self._head is not None
+        assert self._again is not None
+        snapshot = self._again.moved(why)
         self._over, self.listening, self._moved = None, False, True
         self._exits.clear()
-        self._head.again()
+        self._head.again(snapshot)
 
     @property
     def several(self) -> bool:

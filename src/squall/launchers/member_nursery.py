@@ -84,7 +84,7 @@ class MemberNursery(Nursery):
         self._over(End(said["status"], said["reason"]))
         if said["kind"] == "kill":
             self._kill_all()
-        elif said["status"] == "failed":
+        elif said["status"] in ("failed", "moved"):
             self._kill_waiting()
 
     def _tell(self, event: Event) -> None:

@@ -210,7 +210,7 @@ class Nursery:
     def _ended(self) -> None:
         """The coordinator has told how the training ended, which is now in `self._end`."""
         self._deadline = time.monotonic() + (STOPPED_GRACE_S if self._stopping else GRACE_S)
-        if (self._end or {}).get("status") == "failed":
+        if (self._end or {}).get("status") in ("failed", "moved"):
             self._kill_waiting()
 
     def _kill_waiting(self) -> None:

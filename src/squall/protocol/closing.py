@@ -6,7 +6,8 @@
 A user's stop skips the evaluation, and gives each phase its time: whoever does not answer is not waited for beyond it,
 but for files of the snapshot that come from other machines, while something of each goes on arriving.
 So does a machine that leaves with a shard: the run has moved when it has ended so, and begins again without the
-machine. A shard that nobody can succeed, or a batch that stays NaN, ends the run with an error.
+machine. One that is lost with a shard leaves no time for that: the run begins again from the newest snapshot. A shard
+that nobody can succeed, or a batch that stays NaN, ends the run with an error.
 """
 
 from __future__ import annotations
@@ -246,6 +247,12 @@ class Closing(ABC):
         effects.extend(map(Forget, gone))
         self.error = self.reason = error
         self._end(effects)
+
+    def _go_back(self, error: str, effects: list[Effect], gone: Iterable[Node] = ()) -> None:
+        """Weights are lost with a machine: the run ends, and goes on from its newest snapshot on those that stay."""
+        if self.policy.goes_back and (self._moves or not self._hurried):
+            self._failure = "moved"
+        self._fail(error, effects, gone)
 
     def _end(self, effects: list[Effect], remark: str = "") -> None:
         self.phase = Phase.ENDED

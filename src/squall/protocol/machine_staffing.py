@@ -160,7 +160,7 @@ class MachineStaffing(Staffing):
         text = f"machine {machine} was lost: {why}"
         if shards := _shards(nodes):
             effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
-            self._fail(f"{text}; {shards} was there", effects, gone)
+            self._go_back(f"{text}; it had {shards}", effects, gone)
             return
         lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
         for node in lost:  # before anybody starts in their places

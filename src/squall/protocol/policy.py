@@ -42,4 +42,5 @@ class Policy(msgspec.Struct, frozen=True):
         0  # batches of an epoch that are left out at most, as they give NaN or Inf twice; the next ends it
     )
     succeeds: bool = False  # shards leave what their successors need
+    goes_back: bool = False  # to its newest snapshot, by itself, when weights are lost with a machine
     pulse: Pulse = Pulse()  # of the nurseries on other machines than the coordinator's

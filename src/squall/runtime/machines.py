@@ -103,7 +103,8 @@ def _policy(job: Job) -> Policy:
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
     if job.site is not None:
         rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)
-        policy = msgspec.structs.replace(policy, rooms=rooms, pulse=job.site.pulse)
+        goes_back = job.plan.settings.restarts > 0
+        policy = msgspec.structs.replace(policy, rooms=rooms, pulse=job.site.pulse, goes_back=goes_back)
     so_far = best.kept(job.directory) if policy.goal.keep and job.restored is not None else None
     if so_far is not None and so_far.metric == policy.goal.metric:
         policy = msgspec.structs.replace(policy, goal=msgspec.structs.replace(policy.goal, best=so_far.value))

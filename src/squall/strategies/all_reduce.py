@@ -26,8 +26,8 @@ class AllReduce(Strategy):
         shard_optimizer: each replica has the optimizer's state of a share of the parameters, and of its neighbour's
             share, and gets the other weights from those who step on them. So the state takes 2/replicas of its memory
             in each, and a replica's death loses none of it. Two neighbours that die at once take a share with them:
-            the run ends, and `squall resume` goes on from a snapshot. Where there are several machines, neighbours are
-            on different ones: a machine with up to half of the replicas takes no share with it.
+            the run ends, and `squall resume` goes on from a snapshot; on several machines it does so by itself, and
+            neighbours are on different ones: a machine with up to half of the replicas takes no share with it.
 
     Example:
         >>> from functools import partial
@@ -38,7 +38,8 @@ class AllReduce(Strategy):
     Source: Patarasuk and Yuan 2009 (the ring); Li et al., "PyTorch Distributed", VLDB 2020.
 
     Not to be used when machines are unequal: every step waits for the slowest (`Downpour` does not). When all replicas
-    die at once their weights are lost, and `squall resume` goes on from a snapshot; shards would have kept them.
+    die at once their weights are lost, and the run goes on from a snapshot (`squall resume`; on several machines by
+    itself); shards would have kept them.
     """
 
     replicas: int = 2

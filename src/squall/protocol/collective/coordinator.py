@@ -26,9 +26,8 @@ from squall.protocol.notes import BatchLeftOut
 from squall.protocol.policy import Policy
 from squall.protocol.reports import REPORT_EVERY_S, together
 
-_REMEDY = "were lost; `squall resume` goes on from the last snapshot"
-LOST = f"all replicas that had the newest weights {_REMEDY}"
-SHARE_LOST = f"both replicas that had a share of the optimizer's state {_REMEDY}"
+LOST = "all replicas that had the newest weights were lost"
+SHARE_LOST = "both replicas that had a share of the optimizer's state were lost"
 
 
 class CollectiveCoordinator(WeightHolders):
@@ -77,7 +76,7 @@ class CollectiveCoordinator(WeightHolders):
         departs = super()._depart(node, now, effects)
         trained = self.rounds.counted > self.rounds.first or self.phase is not Phase.RUNNING
         if departs and trained and not self.members.live:
-            self._fail(LOST, effects)
+            self._go_back(LOST, effects)
         elif departs:
             self._on_view_seen(now, effects)  # perhaps nobody else was waited for
         return departs
@@ -129,7 +128,7 @@ class CollectiveCoordinator(WeightHolders):
             case Shown():
                 self._evaluations.shown(sender, message, effects)
             case Broken(lost=True) if self._gone > 1:  # of whatever group: those who are live now were all in it
-                self._fail(SHARE_LOST, effects)
+                self._go_back(SHARE_LOST, effects)
             case Broken(number, why):
                 self._on_broken(sender, number, why, now, effects)
             case _:
@@ -160,7 +159,7 @@ class CollectiveCoordinator(WeightHolders):
         self.rounds.doubt(self._group)
         number, clock, source = self.members.number, self.rounds.newest, self._source
         if clock < self.rounds.counted:
-            self._fail(LOST, effects)
+            self._go_back(LOST, effects)
             return
         members = sorted(self.members.live)
         places = tuple(Place(self._placing.on.get(node, 0), self._addresses.get(node, "")) for node in members)

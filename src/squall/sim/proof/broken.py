@@ -19,7 +19,7 @@ INVARIANTS = {
     "I10": "replicas are where room is for them: on no machine too many, and none is nowhere while there is room",
     "I11": "processes of a machine that was replaced end",
     "I12": "nobody says what is refused; who does is heard no more, and nobody is heard who may be another",
-    "I13": "a run that moves has a last snapshot to go on from",
+    "I13": "a run that moves in order has a last snapshot to go on from",
     "I14": "where the first machine is gone, the others end soon",
     "I15": "where members divide an optimizer's state, two have the newest of each parameter",
     "I16": "a replica that lies on several machines works with its own parts, and none outlives it",

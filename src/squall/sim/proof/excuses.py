@@ -31,7 +31,7 @@ def excuses(
     return {
         "finished": True,
         "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
-        "moved": had["MachineLeaves"] > 0,
+        "moved": had["MachineLeaves"] > 0 or lost or had["Lie"] > 0 or (died > 0 and end.reason in (LOST, SHARE_LOST)),
         "nonfinite": rotten or had["Spoil"] > (not isinstance(chaos.recipe.work, BatchMethod)),
         "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,
     }

@@ -184,8 +184,9 @@ class ChaoticRun(ABC):
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
-            rooms=self._rooms, parts=chaos.parts, spread_parts=chaos.spread_parts, loaders=chaos.loaders,
-            succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE, quarantine=allowed(chaos.seed, self.recipe),
+            rooms=self._rooms, goes_back=bool(self._rooms), parts=chaos.parts, spread_parts=chaos.spread_parts,
+            loaders=chaos.loaders, succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE,
+            quarantine=allowed(chaos.seed, self.recipe),
         )  # fmt: skip
 
     @property
