@@ -8,7 +8,7 @@ from pathlib import Path
 
 from squall.errors import ProcessLost
 from squall.launchers.again import Again, record
-from squall.launchers.local import LocalRun
+from squall.launchers.local import STAY, LocalRun
 from squall.protocol.effects import End
 from squall.record.rows import StateRow
 from squall.report import Reader
@@ -38,7 +38,7 @@ class Starts:
         if not self._at_most or self.local.several or not (self.path / "run.sqlite").exists():
             raise lost
         if not self.local.gone():
-            raise ProcessLost(f"{lost}; others of its processes do not end, so that it was not started again")
+            raise ProcessLost(f"{lost}; {STAY}")
         snapshot = self._again.lost(str(lost))
         self.local.close()
         self.local = self._another()

@@ -290,3 +290,19 @@ def test_thirty_two_machines_train_to_the_end(tmp_path: Path) -> None:
         assert audit(reader).complete
         assert not [row.text for row in reader.rows(EventRow) if row.kind in ("lost", "warning")]
         assert {row.replica for row in reader.rows(ProgressRow)} == set(range(MANY))
+
+
+def test_the_first_machines_processes_are_lost_and_all_begin_again(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *WITH_SHARDS, "--snapshot-every-s", "0.3") as found:
+        found.event("snapshot", "snapshot 2 in")
+        (nursery,) = children(found.run.process.pid)
+        os.kill(nursery, signal.SIGKILL)
+        found.event("restarted", "was lost: killed by SIGKILL; starting again from snapshot ")
+        found.run.goes_on()
+        found.run.process.send_signal(signal.SIGINT)
+        status, _, err = found.run.finish()
+        assert status == 130, err
+        assert [machine.finish()[0] for machine in found.machines] == [0, 0]
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert audit(reader).complete
+        assert sorted(summarize(reader).machines) == [0, 1, 2]

@@ -26,6 +26,10 @@ class Again:
         self._snapshot = snapshot  # that the last one went on from
         self._count = 0  # how often since there was a new one
 
+    @property
+    def allowed(self) -> bool:
+        return self._at_most > 0
+
     def lost(self, why: str) -> int | None:
         """What the run cannot go on without is lost. Returns the snapshot that it begins again from.
 

@@ -143,7 +143,7 @@ class Head:
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
             self._guests.add(machine, self._task)
         if self._provider is not None and self._guests is not None:
-            for text in self._provider.turn(time.monotonic(), self._guests.begun):
+            for text in self._provider.turn(time.monotonic(), self.begun):
                 tell(text)
             if isinstance(self._guests, Gathering):
                 self._launch(self._guests)
@@ -209,6 +209,16 @@ class Head:
             return
         for _, pipe in self._others():
             pipe.say(kind="end", status=status, reason=reason)
+
+    @property
+    def begun(self) -> bool:
+        """What it has gathered machines for."""
+        return self._guests is not None and self._guests.begun
+
+    def renew(self, own: ControlPipe) -> None:
+        """Another nursery is in the place of the one here."""
+        assert self._guests is not None
+        self._guests.machines[0].pipe = own
 
     def again(self, snapshot: int | None) -> None:
         """All has ended: the run goes on from this snapshot, on the machines that stay."""

@@ -40,6 +40,7 @@ MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 TELL_AFTER_S, TELL_EVERY_S = 2.0, 3.0  # that a snapshot is on its way, and how much of it
 GONE_WITHIN_S = 10.0  # that killed processes have to give their memory back
+STAY = "others of its processes do not end, so that it was not started again"
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
 
@@ -48,11 +49,9 @@ class LocalRun:
 
     def __init__(self, parts: bool = False, again: bool = False) -> None:
         """`parts`: its replicas are several processes each. `again`: the run had begun before."""
-        # The nursery makes this directory, when it can also see to it that it is removed.
-        self._sockets = scratch.new_name()
+        self._parts = parts
         self._environment = dict(os.environ)
-        self._nursery = NurseryProcess(parts)
-        self._pipe = self._nursery.pipe
+        self._start_nursery()
         self._launched = False
         self.listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
@@ -65,12 +64,22 @@ class LocalRun:
         self._exits: list[dict[str, Any]] = []
         self._head: Head | None = None  # of a run on several machines
         self._again: Again | None = None  # how often such a run begins again
+        self._replaced = False  # another nursery is here, for it to do so
         self._moved = again  # it goes on, maybe on other machines than it began on
         self._task: dict[str, Any] = {}  # what every nursery is given
+
+    def _start_nursery(self) -> None:
+        # The nursery makes this directory, when it can also see to it that it is removed.
+        self._sockets = scratch.new_name()
+        self._nursery = NurseryProcess(self._parts)
+        self._pipe = self._nursery.pipe
 
     def prepare(self, code: dict[str, Any], message: dict[str, Any], head: Head | None = None) -> None:
         """Have the task built, beside the check of it here. `code` holds the user's functions, shipped by value."""
         self._head, self._task = head, {**message, "code": ship(code), "machines": head is not None}
+        self._give_task()
+
+    def _give_task(self) -> None:
         changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
         blob = {
             **self._task, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path,
@@ -120,7 +129,8 @@ class LocalRun:
             return
         said = self._pipe.hear()
         if said is None:
-            raise ProcessLost(f"the nursery (pid {self._nursery.pid}) was lost: {self._nursery.ending()}")
+            self._replace_nursery(f"the nursery (pid {self._nursery.pid}) was lost: {self._nursery.ending()}")
+            return
         if self._head is not None and self._head.heard(0, said):
             return
         match said["kind"]:
@@ -140,12 +150,16 @@ class LocalRun:
             case "exited":
                 self._exits.append(said)
             case "ended":
-                self._over = said["status"], said["reason"]
-                patience_s = MOVING_SILENT_S if said["status"] == "moved" else SILENT_S
-                self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops or self._alone else patience_s)
-                if self._head is not None:
-                    self._head.over(*self._over)
-                self._collect(*self._over, 0.0)
+                self._end_elsewhere(said["status"], said["reason"])
+
+    def _end_elsewhere(self, status: str, reason: str) -> None:
+        """All has ended here, so."""
+        self._over = status, reason
+        patience_s = MOVING_SILENT_S if status == "moved" else SILENT_S
+        self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops or self._alone else patience_s)
+        if self._head is not None:
+            self._head.over(status, reason)
+        self._collect(status, reason, 0.0)
 
     def _tell_saving(self, received: int, total: int) -> None:
         """Bytes of the last snapshot, from other machines."""
@@ -204,10 +218,28 @@ class LocalRun:
         """Have the run begin again from its newest snapshot, in the same nurseries."""
         assert self._head is not None
         assert self._again is not None
-        snapshot = self._again.moved(why)
+        snapshot = self._again.lost(why) if self._replaced else self._again.moved(why)
+        self._replaced = False
         self._over, self.listening, self._moved = None, False, True
         self._exits.clear()
         self._head.again(snapshot)
+
+    def _replace_nursery(self, why: str) -> None:
+        """It is lost, with all that ran here. On several machines what runs elsewhere ends, and all begin again.
+
+        Raises `ProcessLost` where nothing is to begin again from here.
+        """
+        if self._head is None or not self._head.begun or not (self._again and self._again.allowed) or self._stops:
+            raise ProcessLost(why)
+        if not self.gone():
+            raise ProcessLost(f"{why}; {STAY}")
+        self._nursery.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._start_nursery()
+        self._give_task()
+        self._head.renew(self._pipe)
+        self._replaced = True
+        self._end_elsewhere("moved", why)
 
     @property
     def several(self) -> bool:
