@@ -34,6 +34,7 @@ from squall.runtime.snapshot import Snapshots
 from squall.settings import Settings, with_given
 from squall.strategies import Strategy
 from squall.task import Task, TaskFunction
+from squall.usercode.blame import note_memory
 from squall.usercode.kept import Code, ScriptCode, pack, write_plan
 from squall.usercode.rereading import code_again, resumed_code
 from squall.usercode.sources import Sources
@@ -246,6 +247,7 @@ class Launch:
             self._begun(path)
             end = run.run()
         except Exception as error:
+            note_memory(error)
             error.add_note(mended(path))
             raise
         finally:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import squall
+from squall.record.rows import EventRow
+from squall.report import Reader, audit
 from tests.tasks import mean_square, numbers, regression
 
 WAIT_S = 1.0  # for a batch that may come: where none is known of, none does
@@ -50,3 +55,27 @@ def test_the_next_batch_is_loaded_while_one_is_computed_on(
     run = squall.fit(task, strategy, run_dir=run_dir, settings=squall.Settings(progress=False))
     assert run.summary().examples == 96
     assert ahead.exists()
+
+
+class Fatal(Told):
+    """Once it kills the process that loads example 40."""
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        if index == 40 and not (self._directory / "40").exists():
+            super().__getitem__(index)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_replica_whose_loader_is_killed_is_replaced_as_if_it_had_been_killed_itself(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """As the kernel does where memory runs out."""
+    task = regression(train=Fatal(tmp_path), batch_size=8, shuffle=False, loader={"num_workers": 1})
+    run = squall.fit(task, squall.Downpour(replicas=1), run_dir=run_dir, settings=squall.Settings(progress=False))
+    assert run.summary().status == "finished"
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        lost = [row.text for row in reader.rows(EventRow) if row.kind == "lost"]
+        assert audit(reader).complete
+    assert lost == ["replica 0: another of its processes was lost"]

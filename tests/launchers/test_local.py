@@ -122,3 +122,10 @@ def test_a_run_that_failed_over_a_shard_names_it(run_that_says: Callable[..., Lo
     run = run_that_says(SHARD_LOST, {"kind": "ended", "status": "failed", "reason": "shard 0 was lost"})
     with pytest.raises(ProcessLost, match=r"shard 0 \(pid 7\) was lost: killed by SIGKILL"):
         attended(run)
+
+
+def test_of_several_lost_shards_the_one_is_named_that_ended_the_run(run_that_says: Callable[..., LocalRun]) -> None:
+    lost = [{**SHARD_LOST, "node": f"shard-{index}.0", "pid": pid} for index, pid in ((10, 8), (1, 7))]
+    run = run_that_says(*lost, {"kind": "ended", "status": "failed", "reason": "shard 10 was lost (killed by SIGKILL)"})
+    with pytest.raises(ProcessLost, match=r"shard 10 \(pid 8\) was lost: killed by SIGKILL"):
+        attended(run)

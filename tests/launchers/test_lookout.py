@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from squall import Downpour, Settings
-from squall.launchers.lookout import LOOK_EVERY_S, UNHEARD_AT_MOST, Lookout
+from squall.launchers.lookout import DIES_WITHIN, LOOK_EVERY_S, UNHEARD_AT_MOST, Lookout
 from squall.plan import make_plan
 from squall.protocol.events import ActivitySeen, ProcessesSeen
 from squall.protocol.nodes import Node
@@ -31,6 +33,20 @@ def test_what_nobody_hears_is_told_later_at_once() -> None:
         passed.append(next((each.spent[0].seconds for each in seen if isinstance(each, ActivitySeen)), None))
         assert isinstance(seen[0], ProcessesSeen)  # how they stand is looked at also while nobody hears
     assert passed == [LOOK_EVERY_S, None, None, 3 * LOOK_EVERY_S]
+
+
+def test_a_kill_is_laid_to_memory_while_the_kernel_has_just_killed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = 7
+    monkeypatch.setattr(import_module("squall.launchers.lookout"), "memory_kills", lambda: kills)
+    lookout = Lookout()
+    assert lookout.explain(-signal.SIGKILL) == "killed by SIGKILL"
+    kills += 1
+    lookout.look(1.0, [])  # and it takes a while until that process has given all of its memory back
+    assert lookout.explain(-signal.SIGKILL).startswith("killed by SIGKILL, as memory ran out: take fewer replicas")
+    assert lookout.explain(-signal.SIGSEGV) == "killed by SIGSEGV"
+    for look in range(DIES_WITHIN):
+        lookout.look(2.0 + look, [])
+    assert lookout.explain(-signal.SIGKILL) == "killed by SIGKILL"
 
 
 @pytest.mark.parametrize("scripts", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,24 @@ def test_a_file_that_was_not_written_whole_has_no_name(tmp_path: Path, monkeypat
     with pytest.raises(ValueError, match="free some space on its disk"):
         put(answers, 10, 20, rows(10, 20))
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["000000000000-000000000010.npz"]
+
+
+def test_a_disk_that_is_full_for_the_whole_is_told_and_kills_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the file is reserved before a page of it is touched; the answers stay."""
+    answers = Answers(tmp_path, "numpy")
+    put(answers, 0, 10, rows(0, 10))
+
+    def refuse(handle: int, start: int, size: int) -> None:
+        assert size == os.fstat(handle).st_size >= rows(0, 10)[ONE].nbytes
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ValueError, match="free some space on its disk"):
+        answers.put_together(10)
+    assert answers.found() == [(0, 10)]
+    assert [path.name for path in tmp_path.iterdir()] == ["answers"]
 
 
 def full(path: Path, data: memoryview) -> None:

@@ -19,7 +19,7 @@ from squall.cli import main
 from squall.settings import Settings
 from squall.sim.cluster.forecast import Forecast
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import FailureLaw, MachineKind, Overhead
+from squall.sim.cluster.parts import FailureLaw, MachineKind, Overhead, Preemption
 from squall.sim.cluster.simulate import simulate
 from squall.sim.planning import planner
 from squall.sim.planning.candidates import Candidate
@@ -102,10 +102,14 @@ def test_long_inner_loops_are_as_fast_in_short() -> None:
 
 @pytest.mark.parametrize("strategy", [squall.Downpour(replicas=4), squall.Synchronous(replicas=4)])
 def test_charged_failures_agree_with_simulated_ones(strategy: squall.Strategy) -> None:
-    calm = Cluster(machines=(MachineKind(name="m", count=5, step_s=1.0),))
+    """Replicas and the shard fail, and the machine goes away that the shard and the coordinator are on."""
+    worker, server = (MachineKind(name=name, count=count, step_s=1.0, roles=roles) for name, count, roles in
+                      (("worker", 4, ("replica",)), ("server", 1, ("shard", "coordinator", "evaluator"))))  # fmt: skip
+    calm = Cluster(machines=(worker, server))
     failing = dataclasses.replace(
-        calm, failures={"replica": FailureLaw(every_s=120, repair_s=20), "shard": FailureLaw(every_s=400, repair_s=20)}
-    )
+        calm, failures={"replica": FailureLaw(every_s=120, repair_s=20), "shard": FailureLaw(every_s=400, repair_s=40)},
+        preemptions=(Preemption(at_s=500, machine="server", count=1, for_s=20, every_s=650),),
+    )  # fmt: skip
     speed = speed_of(Candidate("", strategy), TASK(), calm, 0)
     forecast = simulate(TASK, strategy, failing, gradients="none", steps=12_000)
     charged = survival_of(strategy.recipe(), failing, speed.round_s).left

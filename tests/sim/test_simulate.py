@@ -65,6 +65,12 @@ def workers(count: int, **changes: object) -> Cluster:
     return Cluster(machines=(machine, SERVERS), between=Link(latency_s=0.0))
 
 
+def losing(cluster: Cluster, every_s: float, for_s: float) -> Cluster:
+    """Its servers go away together, again and again."""
+    gone = Preemption(at_s=every_s, machine="server", count=SERVERS.count, for_s=for_s, every_s=every_s)
+    return dataclasses.replace(cluster, preemptions=(*cluster.preemptions, gone))
+
+
 def hollow(strategy: squall.Strategy, cluster: Cluster, **arguments: object) -> Forecast:
     arguments = {"epochs": 2, "settings": NO_SNAPSHOTS, **arguments}
     return simulate(untested, strategy, cluster, gradients="none", **arguments)
@@ -167,33 +173,43 @@ def test_lost_replicas_are_replaced_and_all_is_trained() -> None:
     assert found.examples_per_second < calm.examples_per_second
 
 
-def test_a_lost_shard_costs_what_was_trained_since_the_last_snapshot() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=4.0, repair_s=1.0)})
-    found = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.5))
-    assert found.status == "finished"
-    assert found.examples == 8000
-    assert found.restarts == found.lost > 0
-    assert 0.5 < found.goodput < 1.0
-    often = hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=0.1))
-    assert often.goodput > found.goodput
+@pytest.mark.parametrize("role", ["shard", "coordinator"])
+def test_who_is_succeeded_costs_its_repair_and_nothing_is_lost(role: str) -> None:
+    cluster = dataclasses.replace(workers(2), failures={role: FailureLaw(every_s=2.0, repair_s=0.5)})
+    found = hollow(squall.Downpour(replicas=2), cluster, epochs=10)
+    calm = hollow(squall.Downpour(replicas=2), workers(2), epochs=10)
+    assert (found.status, found.examples, found.restarts, found.goodput) == ("finished", 8000, 0, 1.0)
+    assert found.lost > 3
+    assert found.training_s == pytest.approx(calm.training_s + found.lost * 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("role", ["shard", "coordinator"])
+def test_a_lost_machine_of_a_shard_or_the_coordinator_costs_what_was_trained_since_the_snapshot(role: str) -> None:
+    others = tuple(other for other in SERVERS.roles if other != role)
+    machines = [dataclasses.replace(SERVERS, name=name, count=1, roles=roles)
+                for name, roles in (("gone", (role,)), ("stays", others))]  # fmt: skip
+    gone = Preemption(at_s=3.0, machine="gone", count=1, for_s=1.0, every_s=4.0)
+    cluster = dataclasses.replace(
+        workers(2), machines=(workers(2).machines[0], *machines), preemptions=(gone,), lost_after_s=0.1
+    )
+    seldom, often = (
+        hollow(squall.Downpour(replicas=2), cluster, epochs=10, settings=Settings(snapshot_every_s=seconds))
+        for seconds in (0.5, 0.1)
+    )
+    assert (seldom.status, seldom.examples) == ("finished", 8000)
+    assert seldom.restarts > 1
+    assert 0.5 < seldom.goodput < often.goodput < 1.0
 
 
 @pytest.mark.parametrize("gradients", ["real", "none"])
 def test_the_time_given_is_what_passes_restarts_included(gradients: str, tmp_path: Path) -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=1.0, repair_s=0.2)})
+    cluster = losing(workers(2), every_s=1.0, for_s=0.2)
     settings = Settings(snapshot_every_s=0.25, seconds=6.0)
     found = simulate(
         untested, squall.Downpour(replicas=2), cluster, gradients=gradients, settings=settings, run_dir=tmp_path / "run"
     )  # fmt: skip
     assert found.restarts > 2
     assert found.training_s == pytest.approx(6.0, abs=1.0)
-
-
-def test_the_coordinator_may_be_lost_as_well() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"coordinator": FailureLaw(every_s=3.0, repair_s=0.2)})
-    found = hollow(squall.Downpour(replicas=2), cluster, epochs=5, settings=Settings(snapshot_every_s=0.5))
-    assert (found.status, found.examples) == ("finished", 4000)
-    assert found.restarts > 0
 
 
 def test_machines_that_are_taken_away_come_back() -> None:
@@ -214,10 +230,10 @@ def test_lock_step_waits_for_as_long_as_a_machine_is_not_missed() -> None:
 
 
 def test_a_restart_brings_nobody_back_whose_machine_is_gone() -> None:
-    """Three of four workers are gone for good; that a shard is lost as well makes nothing faster."""
+    """Three of four workers are gone for good; that the shard's is lost as well makes nothing faster."""
     gone = Preemption(at_s=0.5, machine="worker", count=3, for_s=1e6)
     lonely = dataclasses.replace(workers(4), preemptions=(gone,))
-    crashing = dataclasses.replace(lonely, failures={"shard": FailureLaw(every_s=5.0, repair_s=0.1)})
+    crashing = losing(lonely, every_s=5.0, for_s=0.1)
     settings = Settings(snapshot_every_s=0.5, seconds=20.0)
     calm, lost = (hollow(squall.Downpour(replicas=4), cluster, epochs=None, settings=settings)
                   for cluster in (lonely, crashing))  # fmt: skip
@@ -243,7 +259,7 @@ def test_of_two_absences_the_longer_counts() -> None:
 
 
 def test_a_run_that_never_gets_to_a_snapshot_is_given_up() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=0.5, repair_s=0.1)})
+    cluster = losing(workers(2), every_s=0.5, for_s=0.1)
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=200, settings=Settings(snapshot_every_s=60))
     assert found.status == "failed"
     assert "take more" in found.reason
@@ -251,8 +267,7 @@ def test_a_run_that_never_gets_to_a_snapshot_is_given_up() -> None:
 
 def test_a_run_that_begins_again_finds_nothing_on_its_way() -> None:
     """Numbers that were cut off arrive never, so nothing waits behind them."""
-    shards_fail = {"shard": FailureLaw(every_s=10.0, repair_s=0.5)}
-    cluster = dataclasses.replace(workers(2, interface=2e3), failures=shards_fail)
+    cluster = losing(workers(2, interface=2e3), every_s=10.0, for_s=0.5)
     found = hollow(squall.Downpour(replicas=2), cluster, epochs=1, settings=Settings(snapshot_every_s=2.0))
     assert (found.status, found.examples) == ("finished", 800)
     assert found.restarts > 0
@@ -371,8 +386,8 @@ def test_real_gradients_give_accuracy_over_virtual_time_and_a_run(tmp_path: Path
     assert same(assert_replayed(tmp_path / "run").model, model)
 
 
-def test_a_lost_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=1.0, repair_s=0.1)})
+def test_a_lost_machine_of_a_shard_of_real_numbers_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+    cluster = losing(workers(2), every_s=1.0, for_s=0.1)
     found = simulate(
         blobs, squall.Downpour(replicas=2), cluster, epochs=2, run_dir=tmp_path / "run",
         settings=Settings(snapshot_every_s=0.2),
@@ -424,7 +439,7 @@ def test_what_the_task_raises_passes_through_and_the_record_says_so(tmp_path: Pa
 
 
 def test_a_run_that_crashes_before_its_first_snapshot_ends_in_time_as_well() -> None:
-    cluster = dataclasses.replace(workers(2), failures={"shard": FailureLaw(every_s=0.5, repair_s=0.1)})
+    cluster = losing(workers(2), every_s=0.5, for_s=0.1)
     found = hollow(
         squall.Downpour(replicas=2), cluster, epochs=None, settings=Settings(snapshot_every_s=50, seconds=4.0)
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,23 @@ def test_what_is_told_travels_as_text() -> None:
     assert isinstance(decode(encode(ValueError("no frame"))), Failure)
     assert decode("a plain text") is None
     assert str(squall.TaskError.told("a plain text")) == "a plain text"
+
+
+def out_of_cuda_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("raises", "told"),
+    [
+        (lambda: torch.empty(1 << 50), True), (lambda: bytearray(1 << 60), True),
+        (lambda: mmap.mmap(-1, 1 << 60), True), (out_of_cuda_memory, True),
+        (lambda: torch.zeros(2) @ torch.zeros(3), False),
+    ],
+    ids=["torch", "python", "kernel", "cuda", "another"],
+)  # fmt: skip
+def test_who_finds_no_memory_is_told_what_takes_less(raises: Callable[[], object], told: bool) -> None:
+    with pytest.raises((RuntimeError, MemoryError, OSError)) as caught:
+        raises()
+    found = decode(encode(caught.value))
+    assert ("memory ran out: take a smaller batch_size or fewer replicas" in str(found)) == told

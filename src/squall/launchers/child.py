@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from squall.protocol.nodes import Node
+from squall.runtime.processes import killed_first
 
 
 @dataclass
@@ -30,3 +31,9 @@ class Child:
 
     def kill(self) -> None:
         signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+
+def expose(node: Node) -> None:
+    """In a child, which is that node: where memory runs out it dies before those whose loss costs more."""
+    if node.role not in ("coordinator", "shard"):
+        killed_first()

@@ -33,7 +33,7 @@ from squall.strategies.work import Collective
 from squall.transports.meeting import Way
 from squall.transports.opening import listening
 
-Tell = Callable[[BaseException], None]
+Tell = Callable[[BaseException], object]
 Connect = Callable[[Job, Host], Driver]
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 from squall.runtime.processes import ending
 
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
-LOST = 72  # of a first part, of whose fellows one was killed
+LOST = 72  # of a process that ends because another one of its replica was killed: a part, or a loader
 DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
 
 
@@ -23,4 +23,4 @@ def leave(status: int) -> NoReturn:
 
 
 def explain(code: int) -> str:
-    return {RAISED: "raised an exception", LOST: "another of its parts was lost"}.get(code) or ending(code)
+    return {RAISED: "raised an exception", LOST: "another of its processes was lost"}.get(code) or ending(code)

@@ -203,7 +203,7 @@ class LocalRun:
         for loss in reversed(self._exits):  # most were succeeded
             node = Node.parse(loss["node"])
             name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
-            if (node == COORDINATOR and not status) or (node.role == "shard" and _ends(name, status, reason)):
+            if (node == COORDINATOR and not status) or (node.role == "shard" and _ends(f"{name} ", status, reason)):
                 raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
         if _ends("shard", status, reason) and not self.several:  # one that was killed, as it hung
             raise ProcessLost(reason)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
 
 from squall.launchers.child import Child
+from squall.launchers.leaving import explain
 from squall.protocol.events import ActivitySeen, Event, ProcessesSeen
 from squall.protocol.hangs import HANG_AFTER_S, Sight
 from squall.runtime.board import Board
 from squall.runtime.job import Job
-from squall.runtime.processes import state_of
+from squall.runtime.processes import memory_kills, state_of
 from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
+DIES_WITHIN = 8  # looks, from when the kernel says that it kills a process until that has given its memory back
+OUT_OF_MEMORY = ", as memory ran out: take fewer replicas or a smaller batch_size"
 UNHEARD_AT_MOST = 2  # messages that wait for a coordinator that stands still, in a pipe that must not become full
 
 
@@ -27,6 +32,7 @@ class Lookout:
         self._board: Board | None = None
         self._scripts, self._own_time = scripts, False
         self._after_s = HANG_AFTER_S
+        self._memory_kills = deque([memory_kills()], DIES_WITHIN)  # as of each of the last looks
 
     def prepared(self, job: Job) -> Job:
         """With the board, which all processes inherit that are forked from here on."""
@@ -46,6 +52,7 @@ class Lookout:
         if now < self.at:
             return []
         self.at = now + LOOK_EVERY_S
+        self._memory_kills.append(memory_kills())
         if not children or self._board is None:
             return []
         seen: list[Event] = []
@@ -54,6 +61,11 @@ class Lookout:
         if unheard < UNHEARD_AT_MOST:
             seen.append(ActivitySeen(self._board.read(now, {child.node: child.pid for child in children})))
         return seen
+
+    def explain(self, code: int) -> str:
+        """How a process has ended just now."""
+        short = code == -signal.SIGKILL and memory_kills() > self._memory_kills[0]
+        return explain(code) + (OUT_OF_MEMORY if short else "")
 
     def _sight(self, board: Board, child: Child) -> Sight:
         seen, state = board.sight(child.node), state_of(child.pid)

@@ -27,10 +27,10 @@ from typing import Any
 
 from squall.errors import SquallError
 from squall.launchers import scratch
-from squall.launchers.child import Child
+from squall.launchers.child import Child, expose
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
-from squall.launchers.leaving import DONE, RAISED, explain, leave
+from squall.launchers.leaving import DONE, RAISED, leave
 from squall.launchers.lookout import Lookout
 from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
@@ -47,8 +47,7 @@ from squall.runtime.machines import firsts, nodes, with_legacies
 from squall.runtime.processes import fork, outlive_parent, state_of
 from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
-GRACE_S = 1.0  # seconds for processes to end after the coordinator has
-STOPPED_GRACE_S = 0.3  # the same, when somebody waits for the end
+GRACE_S, STOPPED_GRACE_S = 1.0, 0.3  # for processes to end after the coordinator has; when somebody waits for that
 ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
 
 
@@ -225,7 +224,7 @@ class Nursery:
         if child.node == COORDINATOR:
             self._hear()  # its last words
         elif child.ordered and not raised(self._sockets, child.node):
-            return self._tell(ProcessEnded(child.node, explain(code)))
+            return self._tell(ProcessEnded(child.node, self._lookout.explain(code)))
         if code == DONE:
             self._done(child)
         elif not self._killing:
@@ -236,7 +235,7 @@ class Nursery:
 
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
-        why, story = child.why or explain(code), raised(self._sockets, child.node)
+        why, story = child.why or self._lookout.explain(code), raised(self._sockets, child.node)
         self._launcher.say(kind="exited", node=str(child.node), pid=child.pid, why=why, traceback=story)
         if child.node == COORDINATOR and (story or self._end is not None):
             return self._kill_all()
@@ -283,7 +282,7 @@ class Nursery:
             run_role(replace(self._job, turn=self._turn(node), first=self._firsts.get(node)), node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
-            tell(node, self._job, self._sockets, error)
+            status = tell(node, self._job, self._sockets, error)
         finally:  # a child never returns into the nursery's own code
             leave(status)
 
@@ -296,5 +295,6 @@ class Nursery:
         self._close_listeners(node)
         self._launcher.connection.close()
         self._line.leave()
+        expose(node)
         for handle in self._children:
             os.close(handle)

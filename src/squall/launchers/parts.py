@@ -23,6 +23,7 @@ from squall.launchers.leaving import DONE, LOST, RAISED, leave
 from squall.parts.host import Watch, follow
 from squall.parts.neighbours import SPEAKER, NeighbourLost, Neighbours
 from squall.protocol.nodes import Node
+from squall.runtime.batches import loader_killed
 from squall.runtime.groups import Group
 from squall.runtime.job import Job
 from squall.runtime.kinds import host
@@ -123,7 +124,10 @@ def _follow(job: Job, node: Node, sockets: Path, part: int) -> NoReturn:
     except NeighbourLost:
         status = LOST  # that one knows why
     except BaseException as error:
-        note(error, f"in part {part} of replica {node.index}", role="replica", index=node.index)
-        tell_raised(sockets, node, encode(error))
+        if loader_killed(error):
+            status = LOST
+        else:
+            note(error, f"in part {part} of replica {node.index}", role="replica", index=node.index)
+            tell_raised(sockets, node, encode(error))
     finally:  # it never returns into what the first part goes on with
         leave(status)

@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.far_parts import SpreadHost, run_far_part
+from squall.launchers.leaving import LOST, RAISED
 from squall.launchers.parts import die_of, first_part, tell_raised
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
@@ -27,6 +28,7 @@ from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.answering import ArrivingHost
+from squall.runtime.batches import loader_killed
 from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Driver, Host
@@ -246,10 +248,13 @@ def blame(error: BaseException, node: Node, job: Job) -> None:
     note(error, f"in {part}{node.role} {node.index}{where}", role=node.role, index=node.index)
 
 
-def tell(node: Node, job: Job, sockets: Path, error: BaseException) -> None:
-    """Leave to the nursery what this process has raised."""
+def tell(node: Node, job: Job, sockets: Path, error: BaseException) -> int:
+    """Leave to the nursery what this process has raised. Returns the exit status to end with."""
+    if loader_killed(error):
+        return LOST
     blame(error, node, job)
     tell_raised(sockets, node, encode(error))
+    return RAISED
 
 
 def _named(node: Node, job: Job) -> tuple[str, Node]:

@@ -27,6 +27,7 @@ from squall.parts.meeting import TAG
 from squall.parts.neighbours import SPEAKER, NeighbourLost
 from squall.parts.spent import count_waits
 from squall.protocol.nodes import Node
+from squall.runtime.batches import loader_killed
 from squall.runtime.job import Job
 from squall.runtime.processes import fork
 
@@ -85,7 +86,9 @@ class Fellows:
             leave(RAISED if traceback_file(self._sockets, self._node).exists() else LOST)
 
     def fail(self, error: BaseException, story: str) -> NoReturn:
-        """The script has raised here: tell the nursery, unless another part is gone, and its replica with it."""
+        """The script has raised here: tell the nursery, unless another process is gone, and its replica with it."""
+        if loader_killed(error):
+            leave(LOST)
         if any(map(_of_a_connection, _chain(error))):
             if self.part != SPEAKER:
                 if not isinstance(error, NeighbourLost):

@@ -47,7 +47,7 @@ class Neighbours:
         self.parts = parts
         self._tag = tag
         self.group = group
-        self.failing: Callable[[BaseException], None] = lambda error: None  # is told first what this part fails of
+        self.failing: Callable[[BaseException], object] = lambda error: None  # is told first what this part fails of
         self.torch = group.torch
         self.spent = Spent()
         self.later = False  # parts agree on what they have found when they agree on more

@@ -135,6 +135,8 @@ class Answers:
             for name, path in paths.items():
                 beside, shape = all_of_them.enter_context(_appears(path)), (examples, *first[name].shape[1:])
                 wholes[name] = open_memmap(beside, mode="w+", dtype=first[name].dtype, shape=shape)
+                with beside.open("r+b") as file:  # a full disk is an error here, and not a signal that kills below
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             for start, columns in self._in_order():
                 for name, values in columns.items():
                     wholes[name][start : start + len(values)] = values

@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from squall.runtime.disk import refusal
+from squall.runtime.disk import LARGER, refusal
 
 SHARED_MEMORY = Path("/dev/shm")
-LARGER = "make shared memory larger: docker run --shm-size=..., or mount -o remount,size=... /dev/shm"
 _PAGE = 4096
 _PART = 1 << 18  # elements, 1 MiB: well inside a core's part of the cache
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
@@ -17,6 +20,8 @@ from squall.runtime.processes import die_with_parent
 from squall.runtime.seeds import chance_kept, epoch_order, listed, mix, seed_everything
 from squall.task import Batch, Task
 from squall.usercode.blame import note_batch
+
+NOTICED_S = 0.5  # that a process which has closed its connections takes at most to be gone
 
 
 class Counted(Dataset[Any]):
@@ -233,6 +238,23 @@ def _begin_worker(parent: int, own: Callable[[int], None] | None, number: int) -
         setproctitle(f"squall loader {number} of {title.removeprefix('squall ')}")
     if own is not None:
         own(number)
+
+
+def loader_killed(error: BaseException | None) -> bool:
+    """Whether a loader's worker process was killed, as when memory runs out.
+
+    torch raises that wherever its handler of SIGCHLD interrupts. Before that, what the worker hands over may break off.
+    """
+    if isinstance(error, OSError | EOFError) and callable(signal.getsignal(signal.SIGCHLD)):
+        try:
+            time.sleep(NOTICED_S)
+        except RuntimeError as noticed:
+            error = noticed
+    while error is not None:
+        if re.search(r"DataLoader worker .* is killed by signal", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

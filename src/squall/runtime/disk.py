@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+LARGER = "make shared memory larger: docker run --shm-size=..., or mount -o remount,size=... /dev/shm"
 _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f unlimited)",
     errno.ENOSPC: "free some space on its disk",

@@ -77,6 +77,20 @@ def available_memory() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
+def memory_kills() -> int:
+    """How many processes of this machine the kernel has killed because memory ran out; 0 where it does not tell."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
+
+
+def killed_first() -> None:
+    """Have the kernel kill this process, and not another one of its run, where memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def fork() -> int:
     """As `os.fork`; the new process dies with this one. What was written before goes out once, by this one.
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from squall.runtime.disk import LARGER
 from squall.usercode.sources import own
 
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")  # as torch says it, and the kernel
 _IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n *(.*)$', re.MULTILINE)
 
 
@@ -52,6 +54,15 @@ def note_batch(error: BaseException, epoch: int, start: int, stop: int) -> None:
     note(error, f"on examples {start} to {stop} of epoch {epoch}", epoch=epoch, start=start, stop=stop)
 
 
+def note_memory(error: BaseException) -> None:
+    """Add the remedy to an exception, if it is one of memory that ran out."""
+    text = str(error)
+    if "unable to allocate shared memory" in text:  # for what a loader's process has loaded
+        error.add_note(f"torch brings there what loaders load: {LARGER}, or leave num_workers out of Task.loader")
+    elif isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+        error.add_note("memory ran out: take a smaller batch_size or fewer replicas, or cut each into --parts")
+
+
 def failure(error: BaseException) -> Failure:
     """Everything that is told of an exception that was caught."""
     story = traceback.TracebackException.from_exception(error)
@@ -65,6 +76,7 @@ def failure(error: BaseException) -> Failure:
 
 def encode(error: BaseException) -> str:
     """An exception as a text for a pipe or a file, which `decode` reads."""
+    note_memory(error)
     return msgspec.json.encode(failure(error)).decode(errors="replace")
 
 

@@ -160,6 +160,7 @@ class FailureLaw:
 
     every_s: float  # mean of an exponential law
     repair_s: float
+    fatal: bool = False  # nobody succeeds a shard or the coordinator: the run begins again from its last snapshot
 
 
 @dataclass(frozen=True, kw_only=True)

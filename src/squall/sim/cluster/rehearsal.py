@@ -1,8 +1,9 @@
 """A run's machines on a modelled cluster, in virtual time: started, killed as the cluster's failures go, restarted.
 
-A replica or evaluator that dies is replaced in the run, as everywhere. A shard or coordinator that dies ends the run,
-and so do replicas without shards that die together; it begins again from its last snapshot once the process is
-repaired, as `squall resume` would.
+A replica or evaluator that dies is replaced in the run, as everywhere. A shard or coordinator that dies stands still
+until it is repaired, and goes on where it was, as a successor does. One that goes with its machine ends the run, and so
+do replicas without shards that die together; it begins again from its last snapshot once the machines are there, as
+`squall resume` would.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from squall.runtime.wire import Conditions
 from squall.runtime.world import World
 from squall.sim.cluster.costs import Costs
 from squall.sim.cluster.model import Cluster
-from squall.sim.cluster.parts import Preemption
+from squall.sim.cluster.parts import FailureLaw, Preemption
 from squall.sim.cluster.placement import UsedMachine
 
 WATCHED_EVENTS = 1000
-NEEDED = ("coordinator", "shard")  # without any of these a run ends
+NEEDED = ("coordinator", "shard")  # a successor needs what they have left on their machine: without it a run ends
 
 MakeMember = Callable[[Node, World], tuple[Linked | Machine, Host]]
 
@@ -122,10 +123,14 @@ class Rehearsal:
         failure = self._cluster.failures.get(role)
         if failure is not None:
             at = self.now + self._chance.expovariate(1 / failure.every_s)
-            self._world.at(at, partial(self._fail, role, index, failure.repair_s))
+            self._world.at(at, partial(self._fail, role, index, failure))
 
-    def _fail(self, role: str, index: int, repair_s: float) -> None:
-        self._kill(role, index, "its process failed", self.now + repair_s)
+    def _fail(self, role: str, index: int, failure: FailureLaw) -> None:
+        if role not in NEEDED or failure.fatal:
+            self._kill(role, index, "its process failed", self.now + failure.repair_s)
+        elif (node := Node(role, index)) in self._world.processes:
+            self._world.pause(node, failure.repair_s)
+            self.lost += 1
         self._expect_failure(role, index)
 
     def _kill(self, role: str, index: int, why: str, back_s: float, notice_s: float | None = None) -> None:

@@ -30,7 +30,8 @@ def stand_in(strategy: Strategy, cluster: Cluster, elements: int) -> tuple[Strat
         kind, count=1, cores=CORES, step_s=single_s(kind, cluster, elements), slowdown=(), exchange=NO_TIME,
         overhead=Overhead(), roles=MachineKind(name="").roles,
     )  # fmt: skip
-    failures = {"coordinator": cluster.failures["replica"]} if "replica" in cluster.failures else {}
+    law = cluster.failures.get("replica")
+    failures = {"coordinator": dataclasses.replace(law, fatal=True)} if law is not None else {}
     preemptions = [dataclasses.replace(each, count=1) for each in cluster.preemptions if each.machine == kind.name]
     here = Link(latency_s=0.0)
     alone = dataclasses.replace(

@@ -192,7 +192,7 @@ def _failures(first: RankingEntry) -> str:
     survival = first.survival
     shares = {
         "replicas that are gone": survival.away, "waiting until that is noticed": survival.stalled,
-        "work that was not yet pushed": survival.lost, "restarts from a snapshot": survival.stopped,
+        "work that was not yet pushed": survival.lost, "the loss of shards or the coordinator": survival.stopped,
     }  # fmt: skip
     worst = max(shares, key=lambda name: shares[name])
     return f"Failures cost it {percent(1 - survival.left, 1)} of its speed in the long run, most of it by {worst}."

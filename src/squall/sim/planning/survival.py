@@ -27,7 +27,7 @@ class Survival:
     away: float  # replicas that are gone, mean
     stalled: float  # time that the others wait until it is known that one is gone
     lost: float  # examples that a replica had computed and not yet pushed when it went
-    stopped: float  # time that the whole run is gone, or repeats what was done since its last snapshot
+    stopped: float  # time in which a shard or the coordinator is gone, or what a restart has lost is repeated
 
     @property
     def left(self) -> float:
@@ -51,7 +51,7 @@ def survival_of(recipe: Recipe, cluster: Cluster, round_s: float) -> Survival:
     formed_s = 0.0 if recipe.shards else FORM_S  # twice: without the one that is gone, and with its successor
     ends = [_failures_of(placement, cluster, "shard", index) for index in range(recipe.shards)]
     ends.append(_failures_of(placement, cluster, "coordinator", 0))
-    cost_s = sum(end.often * (end.gone_s + SNAPSHOT_EVERY_S / 2) for of_one in ends for end in of_one)
+    cost_s = sum(end.often * (end.gone_s + end.repeated_s) for of_one in ends for end in of_one)
     return Survival(
         away=sum(_share(sum(f.often * (f.gone_s + f.noticed_s) for f in of_one)) for of_one in going) / len(going),
         stalled=_share(sum(f.often * max(0.0, f.noticed_s + 2 * formed_s - patience_s) for f in failures)),
@@ -80,14 +80,19 @@ class _Failure(NamedTuple):
     often: float  # a second
     gone_s: float
     noticed_s: float  # until others know
+    repeated_s: float  # of the run, if it is of a shard or the coordinator: only with its machine it has no successor
 
 
 def _failures_of(placement: Placement, cluster: Cluster, role: str, index: int) -> list[_Failure]:
     place = placement.of(Node(role, index))
     law = cluster.failures.get(role)
-    found = [_Failure(1 / law.every_s, law.repair_s, cluster.between.latency_s)] if law is not None else []
+    found, repeated_s = list[_Failure](), SNAPSHOT_EVERY_S / 2
+    if law is not None:
+        again_s = repeated_s if law.fatal else 0.0
+        found.append(_Failure(1 / law.every_s, law.repair_s, cluster.between.latency_s, again_s))
     for preemption in cluster.preemptions:
         if preemption.machine == place.kind.name and preemption.every_s is not None:
             chance = min(preemption.count / place.kind.count, 1.0)
-            found.append(_Failure(chance / preemption.every_s, preemption.for_s, cluster.lost_after_s))
+            often = chance / preemption.every_s
+            found.append(_Failure(often, preemption.for_s, cluster.lost_after_s, repeated_s))
     return found
