@@ -626,7 +626,7 @@ PLANTED: dict[str, Planted] = {
     "nobody is told of a batch that a loop leaves out": Planted(wrapped(Replica, "_skip", skips_kept_secret), 40, "I1"),
     "the batch that a loop gives up counts as trained": Planted(wrapped(Replica, "on", given_up_as_done), 100, "I1"),
     "what follows a batch that is left out is added to the last push": Planted(
-        wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I7", of="downpour, push 4"),
+        wrapped(ReplicaExchanges, "computation", added_to_what_was_pushed), 40, "I2 I7", of="downpour, push 4"),
     "a further step on a batch is acknowledged and not applied": Planted(
         wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
     "a lost machine's late push is applied": Planted(
