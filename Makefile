@@ -18,7 +18,7 @@ promises: $(READY)  ## every promise of the README alone; much of what tests tak
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour
-	$(BIN)/python -m pytest --deep
+	$(BIN)/python -m pytest --deep -n 2 --dist worksteal
 	$(BIN)/python -m squall.sim.proof.soak --count 2000 --first $(shell date +%y%m%d)0000
 	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000 --answers
 	$(BIN)/python -m tests.chaos --faults 30
