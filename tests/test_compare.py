@@ -15,6 +15,7 @@ import squall
 from squall.cli import main
 from squall.compare import compare
 from squall.task import TaskFunction
+from tests import deep
 from tests.tasks import INLINE, mean_square, numbers, regression
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -75,6 +76,7 @@ def test_a_target_that_is_not_reached_everywhere_is_said(
     assert found.to_json_dict()["strategies"]["synchronous"]["seconds_to_target"] is None
 
 
+@deep.only
 def test_all_have_the_same_cores_and_a_single_process_is_not_made_slow_by_threads(
     run_dir: Path, without_report: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_what_cannot_be_is_refused_before_a_directory_is_made(
     assert not run_dir.exists()
 
 
+@deep.only
 def test_one_optimizer_for_all_and_it_stands_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, without_report: None
 ) -> None:

@@ -23,6 +23,7 @@ from squall.report.coverage import audit
 from squall.report.html import write_report
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.tasks import mean_square, numbers, regression, snapshot
 
 Fit = Callable[..., Run]
@@ -200,6 +201,7 @@ def test_how_many_may_be_left_out() -> None:
     assert squall.Settings(on_nan="skip").quarantine(10) == 3
 
 
+@deep.only
 def test_a_script_is_handed_the_next_batch_where_one_is_left_out(run_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(

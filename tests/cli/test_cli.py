@@ -14,6 +14,7 @@ import pytest
 
 from squall.cli import main
 from squall.strategies import STRATEGIES
+from tests import deep
 from tests.warm import squall as squall_process
 
 FILE = """
@@ -93,6 +94,7 @@ def plan(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "run.json").read_text())["plan"]
 
 
+@deep.only
 def test_the_runs_processes_see_the_environment_that_the_file_has_set(file: str, tmp_path: Path) -> None:
     """A library may read it when it is imported, as Keras does."""
     done = squall_process("train", f"{file}:environment", "--quiet", "--run-dir", tmp_path / "r")

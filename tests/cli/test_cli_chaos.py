@@ -36,6 +36,7 @@ def test_a_run_whose_processes_are_killed_keeps_its_promises(run_dir: Path, stra
     assert ended.stdout.endswith("The promises held.\n")
 
 
+@deep.only
 def test_nobody_to_hit_is_told(run_dir: Path) -> None:
     ended = chaos(run_dir, "--kill", "shard", "--strategy", "single_process", "--seconds", "1")
     assert ended.returncode == 1

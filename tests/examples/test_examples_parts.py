@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import squall
+from tests import deep
 from tests.examples.test_examples_data import load
 from tests.tasks import LOCAL, difference
 
@@ -32,6 +33,7 @@ def lm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.usefixtures("without_report")
+@deep.only
 def test_the_language_model_in_parts_is_the_one_without(lm: ModuleType, tmp_path: Path) -> None:
     strategy = squall.Synchronous(replicas=1, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     runs = {

@@ -130,6 +130,7 @@ def test_the_others_go_on_without_a_machine_that_is_lost_and_one_that_comes_has_
     check(found.directory, replays=False)
 
 
+@deep.only
 def test_a_machine_leaves_in_order(tmp_path: Path) -> None:
     with training(tmp_path, 2, ENDLESS) as found:
         (leaver,) = found.machines
@@ -189,6 +190,7 @@ def test_half_of_the_members_go_with_their_machine_and_no_share_with_them(tmp_pa
     check(found.directory, replays=False)
 
 
+@deep.only
 def test_a_machine_with_shares_leaves_in_order(tmp_path: Path) -> None:
     with training(tmp_path, 4, ENDLESS, *SHARES) as found:
         (leaver,) = found.machines

@@ -98,6 +98,7 @@ NOISY: dict[str, TaskFunction] = {
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("name", deep.sweep([*NOISY], 1))
+@deep.only
 def test_batch_norm_and_dropout_are_those_of_parts_on_shards(run_dir: Path, tmp_path: Path, name: str) -> None:
     chosen: dict[str, Any] = {"replicas": 2, "optimizer": MOMENTUM}
     grid, shards = (
@@ -121,6 +122,7 @@ def test_an_optimizer_of_whole_tensors_steps_on_stages(run_dir: Path, inline: Fi
 
 
 @pytest.mark.parametrize("name", deep.sweep(["pipeline", "branches", "slices"], 1))
+@deep.only
 def test_a_run_is_resumed_with_another_number_of_parts(run_dir: Path, inline: Fit, name: str) -> None:
     """From processes to one, and back: AdamW's state has to come along, each time from and to other pieces."""
     task, strategy = ALIKE[name], squall.AllReduce(replicas=2, optimizer=ADAMW)
@@ -138,6 +140,7 @@ def place() -> str:
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("victim", deep.sweep(["1", "0 part 1", "1 part 1"], 1))
+@deep.only
 def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
     run_dir: Path, tmp_path: Path, victim: str
 ) -> None:
@@ -177,6 +180,7 @@ def test_a_newcomers_parts_take_the_same_steps_as_those_of_the_others(
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("times", [1, 1000])
+@deep.only
 def test_a_nan_is_left_out_by_all_parts_or_ends_the_run_with_its_batch(
     run_dir: Path, tmp_path: Path, times: int
 ) -> None:
@@ -277,6 +281,7 @@ def complete(run: Started, replicas: int, kills: int) -> bool:
     return len({row.replica for row in run.rows(ProgressRow) if row.time_s > newest}) == replicas
 
 
+@deep.only
 def test_an_interrupted_run_is_resumed_with_one_part_and_more_replicas(tmp_path: Path) -> None:
     with training(tmp_path, 2, 1000) as run:
         run.process.send_signal(signal.SIGINT)

@@ -107,6 +107,7 @@ def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str, wor
         wait_for(run.gone, 10, "the processes to end")
 
 
+@deep.only
 def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: Path) -> None:
     """Replica 0 waits for a round in which replica 1 does not push, because it is stopped."""
     run = started(tmp_path / "idle", "--epochs", "1000", "--strategy", "synchronous")
@@ -149,6 +150,7 @@ def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises:
         run.finish()
 
 
+@deep.only
 def test_a_run_with_parts_is_interrupted_and_resumed_with_one(tmp_path: Path) -> None:
     run = started(tmp_path / "stopped", "--epochs", "1000")
     try:

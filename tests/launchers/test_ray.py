@@ -108,6 +108,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / f"ray-{os.getpid()}"  # processes are found by its name
 
 
+@deep.only
 def test_a_run_is_on_three_nodes_and_leaves_nothing_on_them(cluster: Cluster, run_dir: Path) -> None:
     run = cluster.train(run_dir, "--replicas", "3", "--shards", "2")
     status, out, err = run.finish()

@@ -181,6 +181,7 @@ def task() -> squall.Task:
 
 
 @pytest.mark.parametrize("how", deep.sweep(["fit", "resume"], 1))
+@deep.only
 def test_the_functions_say_how_often(run_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str, capsys: Any) -> None:
     sign = run_dir.with_name("deadly")
     monkeypatch.setenv("DEADLY", str(sign))

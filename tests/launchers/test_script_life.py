@@ -69,6 +69,7 @@ def test_a_script_is_ended_behind_its_loop_by_the_first_interrupt(tmp_path: Path
     assert Run(run.directory).summary().status == "interrupted"
 
 
+@deep.only
 def test_a_leader_that_is_killed_behind_its_loop_fails_the_run_and_a_resume_does_the_rest(tmp_path: Path) -> None:
     run = staying(tmp_path, "behind")
     pid = run.kill("replica 0")
@@ -97,6 +98,7 @@ def test_a_run_that_has_failed_does_not_wait_for_a_script_that_hangs(tmp_path: P
     assert Run(run.directory).summary().status == "failed"
 
 
+@deep.only
 def test_an_interrupt_that_could_save_nothing_is_told_to_the_script_as_any_other(tmp_path: Path) -> None:
     run = started(tmp_path, "--mode", "catch", "--epochs", "100000")
     run.wait_rows(ProgressRow, lambda row: row.replica == 0)

@@ -74,6 +74,7 @@ def test_parts_train_what_one_process_does(tmp_path: Path, how: str, strategy: s
     assert first[2] == pytest.approx(second[2])
 
 
+@deep.only
 def test_the_first_part_speaks_for_its_replica(tmp_path: Path) -> None:
     run = started(tmp_path, "--how", "examples", flags=("--replicas", "2", "--strategy", "downpour"))
     status, out, err = run.finish()
@@ -89,6 +90,7 @@ def test_the_first_part_speaks_for_its_replica(tmp_path: Path) -> None:
     assert run.gone()
 
 
+@deep.only
 def test_the_record_has_what_each_part_did(tmp_path: Path) -> None:
     """Also what it has waited for in operations of its script's own."""
     slow_s = 0.02
@@ -134,6 +136,7 @@ def test_parts_that_do_not_go_together_end_the_run_with_what_is_wrong(tmp_path: 
 
 
 @pytest.mark.parametrize("mode", deep.sweep(["break", "skip"], 1))
+@deep.only
 def test_what_all_parts_do_the_replica_does(tmp_path: Path, mode: str) -> None:
     run = started(tmp_path, "--how", "examples", "--mode", mode, "--save", str(tmp_path / "saved"))
     status, _, err = run.finish()
@@ -164,6 +167,7 @@ def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str) -> 
         wait_for(run.gone, 10, "the processes to end")
 
 
+@deep.only
 def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: Path) -> None:
     """Replica 0 waits for a round in which replica 1 does not push, because it is stopped."""
     run = started(tmp_path, "--how", "pipeline", "--epochs", "1000", flags=("--strategy", "synchronous"))

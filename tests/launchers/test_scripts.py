@@ -61,6 +61,7 @@ def test_replicas_train_every_example_once_and_end_with_the_same_weights(tmp_pat
 
 
 @pytest.mark.parametrize("mode", deep.sweep(["", "optimizer", "count"], 1))
+@deep.only
 def test_one_replica_is_the_script_alone(tmp_path: Path, mode: str) -> None:
     flags = ("--replicas", "1", "--shards", "2")
     status, out, err = started(tmp_path, "--mode", mode, flags=flags).finish()
@@ -157,6 +158,7 @@ def test_a_loop_with_its_own_count_of_epochs_trains_every_example_once(tmp_path:
     assert found.complete, str(found)
 
 
+@deep.only
 def test_a_replica_that_comes_when_all_is_trained_has_the_final_weights_too(tmp_path: Path) -> None:
     run = started(tmp_path, "--after", str(tmp_path / "trained"), flags=("--replicas", "2"))
     status, out, err = run.finish()
@@ -166,6 +168,7 @@ def test_a_replica_that_comes_when_all_is_trained_has_the_final_weights_too(tmp_
     assert run.gone()
 
 
+@deep.only
 def test_batches_that_a_script_still_takes_at_its_end_are_left_with_a_warning(tmp_path: Path) -> None:
     run = started(tmp_path, "--mode", "kept", "--epochs", "1000")
     status, _, err = run.finish()
@@ -243,6 +246,7 @@ def test_an_interrupted_script_is_resumed_to_its_last_epoch(tmp_path: Path, chan
     assert Run(run.directory).summary().examples == 45 * EXAMPLES
 
 
+@deep.only
 def test_what_a_script_decides_itself_is_not_changed_on_resume(tmp_path: Path) -> None:
     run = started(tmp_path)
     assert run.finish()[0] == 0

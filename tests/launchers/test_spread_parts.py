@@ -76,6 +76,7 @@ def runs_there(found: Cluster) -> str:
 
 
 @pytest.mark.parametrize("split", deep.sweep(["slices", "interleaved", "zero-bubble", "branches", "1f1b"], 1))
+@deep.only
 def test_the_weights_are_those_of_parts_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_part_that_is_killed_is_its_replicas_death(tmp_path: Path, victim: str
     check(found.directory)
 
 
+@deep.only
 def test_a_machine_with_parts_is_lost_and_the_other_one_goes_on(tmp_path: Path) -> None:
     """With as many whole replicas as it has room for."""
     with training(tmp_path, "--epochs", "100000") as found:

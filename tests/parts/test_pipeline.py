@@ -165,10 +165,12 @@ def test_tied_weights_with_two_stages_a_part(schedule: Any) -> None:
     same_updates(tied, (0, 1, 2, 3), squall.Pipeline(microbatches=4, schedule=schedule))
 
 
+@deep.only
 def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     same_updates(sequential, (0, 2), squall.Pipeline(microbatches=4), clip_norm=0.05)
 
 
+@deep.only
 def test_groups_of_parameters() -> None:
     def groups(model: nn.Module) -> list[dict[str, Any]]:
         named = [*model.named_parameters()]

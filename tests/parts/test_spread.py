@@ -124,7 +124,7 @@ SOON_S = 5.0  # on a loaded machine
         pytest.param(portions, squall.Sandblaster(replicas=1), id="portions"),
     ],
 )
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", deep.sweep(list(SPLITS), 1))
 def test_whatever_a_replica_pushes_is_the_same(split: str, script: Any, strategy: Any) -> None:
     how, parts, starts = SPLITS[split]
     near, far = (

@@ -63,6 +63,7 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", deep.sweep(list(TASKS), 1))
+@deep.only
 def test_the_weights_of_three_processes_are_computed_again(name: str, run_dir: Path) -> None:
     """With three, the order of additions is the ring's; the last round of an epoch has no batch for some."""
     model, optimizer, options = TASKS[name]

@@ -134,6 +134,7 @@ def test_older_attempts_go_when_newer_snapshots_suffice(tmp_path: Path) -> None:
     assert_replays_from(run, complete(path / "schedule" / "2", 2)[0])
 
 
+@deep.only
 def test_an_older_attempt_that_was_kept_in_whole_stays_and_is_replayed_alone(tmp_path: Path) -> None:
     path, strategy = tmp_path / "run", STRATEGIES["downpour"]
     rehearse(path, strategy, epochs=4)
@@ -146,6 +147,7 @@ def test_an_older_attempt_that_was_kept_in_whole_stays_and_is_replayed_alone(tmp
 
 
 @pytest.mark.parametrize(("listing", "of"), [("listdir", "schedule/0"), ("scandir", "schedule/0/from-*")])
+@deep.only
 def test_a_directory_that_another_process_removes_meanwhile_ends_nothing(
     listing: str, of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_push_that_is_not_as_it_was_kept_is_said_and_the_replay_begins_later(t
     assert replayed.to_json_dict()["passed"] == list(replayed.passed)
 
 
+@deep.only
 def test_a_part_of_a_shard_that_is_missing_or_damaged_in_the_middle_is_begun_behind(tmp_path: Path) -> None:
     run = rehearse(tmp_path / "run", STRATEGIES["downpour"], epochs=24, keep_schedule="last:5", snapshots_every_s=0.1)
     attempt = run.directory / "schedule" / "0"

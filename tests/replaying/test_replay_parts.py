@@ -149,6 +149,7 @@ def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: P
 
 
 @pytest.mark.usefixtures("without_report")
+@deep.only
 def test_parts_go_on_without_a_batch_that_gives_nan_twice(run_dir: Path) -> None:
     data = TensorDataset(*numbers(96).tensors, torch.arange(96))
     task = regression(staged, train=data, batch_size=12, split=squall.Pipeline(microbatches=6), loss=poisoned)

@@ -78,6 +78,7 @@ def test_the_weights_of_asynchronous_processes_are_computed_again(
     assert_replays(squall.fit(task, STRATEGIES[name], steps=steps, run_dir=run_dir, settings=settings))
 
 
+@deep.only
 def test_the_end_of_a_run_is_replayed_from_a_snapshot_across_a_kill_an_interrupt_and_a_resume(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     run = training(directory, TASK, "--epochs", "1000", "--snapshot-every-s", "0.4", "--keep-schedule", "last:2")

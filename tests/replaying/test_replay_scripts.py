@@ -113,6 +113,7 @@ def test_every_replica_has_a_loop_of_its_own(strategy: str, tmp_path: Path) -> N
         assert torch.equal(mine, final[span.start : span.start + mine.numel()])
 
 
+@deep.only
 def test_a_generator_and_its_critic_are_replayed_step_by_step(tmp_path: Path) -> None:
     script = SCRIPT.with_name("contest.py")
     directory = trained(tmp_path, "--strategy", "downpour", script=script)

@@ -27,7 +27,7 @@ from squall.sim.proof.trial import Seen, Trial
 from tests import deep
 from tests.sim.test_planted_faults import Planted, catch, wrapped
 
-WORLDS = 2000 if deep.wanted else 60
+WORLDS = 2000 if deep.wanted else 30
 QUIET = dataclasses.replace(
     answering(0), faults=(), machines=1, replicas=2, examples=80, paces=(0.01, 0.01), network=Network(latency_s=0.001)
 )

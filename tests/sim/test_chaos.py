@@ -204,6 +204,7 @@ def test_a_failing_world_is_shrunk_and_can_be_seen_again(
     assert any(line.startswith("BROKEN") for line in lines)
 
 
+@deep.only
 def test_soak_prints_the_seed_and_the_shortest_trace(
     mistaken: soak.WorldVerdict, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -357,6 +357,7 @@ def _command(folder: Path, temporary: Path, *arguments: str, stand_still: str = 
     return Warm(["measure", "measured.py", *arguments], cwd=folder, env=environment, be=be)
 
 
+@deep.only
 def test_the_command_writes_what_simulate_reads(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "cluster.toml").write_text("old")
     process = _command(tmp_path, temporary, "--seconds", "0.4", "--busy", "--force", "--json")

@@ -176,6 +176,7 @@ def test_members_with_shares_send_the_weights_as_well() -> None:
 
 
 @pytest.mark.parametrize("gradients", ["real", "none"])
+@deep.only
 def test_replicas_that_fail_are_replaced_and_all_is_trained(gradients: str, tmp_path: Path) -> None:
     cluster = dataclasses.replace(workers(4), failures={"replica": FailureLaw(every_s=3.0, repair_s=0.5)})
     strategy = squall.AllReduce(replicas=4, optimizer=SGD)

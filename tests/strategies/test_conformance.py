@@ -173,6 +173,7 @@ def digits() -> squall.Task:
 
 @pytest.mark.filterwarnings("ignore:the model has Dropout")  # which a line search compares losses of
 @pytest.mark.parametrize("name", deep.sweep(list(STRATEGIES), 1))
+@deep.only
 def test_defaults_learn_the_digits_in_ten_epochs(inline: Fit, name: str) -> None:
     pytest.importorskip("sklearn")
     task = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py")).function

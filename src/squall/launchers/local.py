@@ -17,7 +17,6 @@ import cloudpickle
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers import scratch
-from squall.launchers.again import Again
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.protocol.nodes import COORDINATOR, Node
@@ -28,6 +27,7 @@ from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules, script_modules
 
 if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
+    from squall.launchers.again import Again
     from squall.launchers.head import Head
     from squall.launchers.roster import Gathered, Guests
 
