@@ -135,7 +135,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-MANY = 200  # worlds take seconds
+MANY = 40  # worlds take seconds
 
 
 @pytest.mark.parametrize(
