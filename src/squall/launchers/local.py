@@ -229,7 +229,8 @@ class LocalRun:
 
         Raises `ProcessLost` where nothing is to begin again from here.
         """
-        if self._head is None or not self._head.begun or not (self._again and self._again.allowed) or self._stops:
+        allowed = self._again is not None and self._again.allowed and not (self._stops or self._alone)
+        if self._head is None or not self._head.begun or not allowed:
             raise ProcessLost(why)
         if not self.gone():
             raise ProcessLost(f"{why}; {STAY}")
