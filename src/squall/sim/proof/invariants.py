@@ -134,8 +134,8 @@ class Auditor:
         self._at_version(shard, answer.version, f"its answer to {to}")
         self._answered.setdefault(to, {})[shard] = answer.version
         push = self._under_way.get(to)
-        if push is None or not push.exchange.batches:
-            return
+        if push is None or not push.exchange.batches or answer.clock < push.exchange.clock:
+            return  # the last is an answer once more, by who died before it had told that it was sent
         if answer.dropped:
             if not self.recipe.loop.exchanges.droppable:
                 raise Broken("I1", f"shard {shard} drops a push of {to}, where every push counts")
