@@ -92,7 +92,8 @@ PLANTED: dict[str, Planted] = {
     "effects are carried out again": Planted(replaced("left", once_more), 60, "I1 AssertionError"),
     "an update that was made and not told is made again": Planted(
         replaced("without", lambda effects, updates, machine: list(effects)), 600, "I2"),
-    "numbers are put again where a replica computes on them": Planted(replaced("left", as_if_new), 200, "I1 AssertionError"),
+    "numbers are put again where a replica computes on them": Planted(
+        replaced("left", as_if_new), 200, "I1 AssertionError"),
     "links begin anew": Planted(wrapped(Journaled, "take_again", with_new_links), 60, "I5"),
     "a snapshot is not written again": Planted(wrapped(ShardDuties, "_write_again", never), 200, "I5"),
     "the first death ends the run": Planted(wrapped(Staffing, "_on_shard_lost", at_the_first_death), 20, "I5"),
