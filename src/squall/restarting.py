@@ -24,7 +24,6 @@ class Starts:
         self._lock = lock
         self._another = another
         self._at_most = at_most
-        self._again = Again(path, None, at_most)
 
     def launch(self, snapshot: int | None) -> None:
         self._again = Again(self.path, snapshot, self._at_most)

@@ -631,6 +631,8 @@ PLANTED: dict[str, Planted] = {
         wrapped(Shard, "_apply_each", first_steps_alone), 40, "I1", of="downpour"),
     "a lost machine's late push is applied": Planted(
         wrapped(MachineStaffing, "_on_machine_lost", members_for_too_long), 100, "I4", of="downpour", machines=2),
+    "the loss of a machine's shards is not noticed": Planted(
+        wrapped(Closing, "_go_back", lambda *given: None), 200, "I5", of="downpour", machines=2),
     "a machine's replicas are not replaced": Planted(
         wrapped(Staffing, "_replace", nobody_in_their_place), 100, "I10", of="downpour",
         machines=2),
