@@ -86,7 +86,8 @@ class Stillness:
         self._patience_s = TIMES * max(AFTER_S, *chaos.paces)
         self._in_parts = chaos.parts > 1  # a replica stands still where a part of it does, or is not there
         self._still: dict[Node, _Still] = {}
-        self._moved, self._steps = Counter[Node](), Counter[Node]()
+        self._moved = dict[Node, float]()  # when it last did
+        self._steps = Counter[Node]()
         world.on_kill.append(self._forget)
         if chaos.watched:
             self._look_again()
@@ -101,6 +102,8 @@ class Stillness:
         for node in found:
             before = self._still.get(node)
             began = before.since if before is not None and before.stopped and before.until >= now else now
+            if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until > now:
+                began = min(began, self._moved.get(node, now))  # in the midst of a step
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
             match fault:
                 case Suspend() if node.role != "nursery":  # which may look before
@@ -140,7 +143,7 @@ class Stillness:
         return ProcessesSeen(tuple(map(self._sight, there)), AFTER_S)
 
     def _sight(self, node: Node) -> Sight:
-        now, moved = self._world.now, self._moved[node]
+        now, moved = self._world.now, self._moved.get(node, 0.0)
         busy = now < self._world.processes[node].busy_until
         still = self._still.get(node)
         stopped = still is not None and still.stopped and now < still.until
@@ -149,7 +152,7 @@ class Stillness:
     def watch(self, node: Node, what: Event | Effect) -> None:
         now = self._world.now
         if isinstance(what, Event):
-            self._moved[node] += 1
+            self._moved[node] = now
         elif type(what) in DOING:
             self._steps[node] += 1
         if isinstance(what, KillMember) and what.why:
