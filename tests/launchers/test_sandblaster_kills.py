@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from functools import cache
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import squall
 from squall.record.rows import EventRow, MetricRow
 from squall.run import Run
+from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.tasks import INLINE
+from tests.warm import squall as command
 
 SETTINGS = ("--strategy", "sandblaster", "--batch", "full", "--replicas", "3", "--shards", "2")
 FILE = str(Path(logistic.__file__))
@@ -58,6 +61,39 @@ def test_a_killed_replica_is_replaced_and_the_method_goes_on(started: Started, a
     assert any(event.kind == "replaced" for event in started.rows(EventRow))  # type: ignore[attr-defined]
 
 
+def replays(directory: Path) -> None:
+    replayed = command("replay", directory, "--check")
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert "the same, bit for bit" in replayed.stdout
+
+
+def test_killed_shards_are_succeeded_and_the_method_goes_on(started: Started, alone: Path) -> None:
+    for role in ("shard 0", "shard 1"):
+        started.kill(role)
+        wait_for(lambda role=role: started.replaced(role), 20, f"a successor of {role}")
+    status, out, err = started.finish()
+    assert status == 0, err
+    reached(started, json.loads(out), alone)
+    replays(started.directory)
+
+
+@pytest.mark.parametrize("operation", deep.sweep(["add", "mul", "mv"], 1))
+def test_a_shard_that_dies_inside_a_change_of_its_vectors_is_succeeded(
+    tmp_path: Path, alone: Path, operation: str
+) -> None:
+    directory, killed = tmp_path / f"run-{uuid4().hex[:8]}", tmp_path / "killed"
+    environment = {**os.environ, "KILLED": str(killed), "KILLED_IN": operation}
+    flags = ("--run-dir", str(directory), *SETTINGS, "--json")
+    run = Started(directory, "train", str(Path(FILE).with_name("torn.py")), *flags, env=environment)
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert killed.exists()
+    assert run.replaced("shard 0") == 1
+    reached(run, json.loads(out), alone)
+    replayed = command("replay", directory, "--check", env=environment)
+    assert "the same, bit for bit" in replayed.stdout, replayed.stderr
+
+
 @deep.only
 @pytest.mark.parametrize("changes", [("--replicas", "1", "--shards", "3"), ()])
 def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: Path, changes: tuple[str, ...]) -> None:
@@ -71,16 +107,19 @@ def test_an_interrupted_run_goes_on_from_its_iteration(started: Started, alone: 
     reached(again, json.loads(out), alone)
 
 
-def test_a_killed_shard_ends_the_run_and_the_snapshot_is_good(tmp_path: Path) -> None:
+def test_where_nobody_succeeds_the_run_ends_and_the_snapshot_is_good(tmp_path: Path) -> None:
     directory = tmp_path / f"run-{uuid4().hex[:8]}"
     flags = (*SETTINGS, "--tolerance-gradient", "0", "--tolerance-change", "0", "--snapshot-every-s", "0.2")
     run = Started(directory, "train", FILE, "--run-dir", str(directory), *flags, "--restarts", "0")
     wait_for(lambda: (directory / "snapshots" / "000002" / "manifest.json").exists(), START_S, "a second snapshot")
-    pid = run.kill("shard 0")
+    pid = run.kill("nursery")
     status, _, err = run.finish()
     assert status == 1
-    assert f"shard 0 (pid {pid}) was lost" in err
-    steps = max(row.updates for row in run.rows(MetricRow)) + 3  # type: ignore[attr-defined]
+    assert f"the nursery (pid {pid}) was lost" in err
+    snapshots = Snapshots(directory)
+    number = snapshots.newest()
+    assert number is not None
+    steps = max(snapshots.manifest(number).versions) + 3
     status, out, err = Started(directory, "resume", str(directory), "--steps", str(steps), "--json").finish()
     assert status == 0, err
     assert json.loads(out)["updates"] <= steps

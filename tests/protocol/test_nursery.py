@@ -126,11 +126,12 @@ def test_a_machine_that_was_replaced_does_not_go_on() -> None:
     assert effects == [KillMembers("replaced: silent for 5 s"), End("failed", "silent for 5 s")]
 
 
-def test_a_machine_that_leaves_starts_nothing_and_waits_no_longer_than_a_while_for_replicas_that_know() -> None:
+def test_a_machine_that_leaves_starts_only_successors_of_shards_and_waits_a_while_for_replicas_that_know() -> None:
     nursery = far()
     assert give(nursery, LeaveRequested("interrupted"), 0.5) == say(Leaving("interrupted"))
     assert give(nursery, LeaveRequested("interrupted"), 0.6) == []
     assert tell(nursery, COORDINATOR, StartProcess(REPLICA), 0.7) == []
+    assert tell(nursery, COORDINATOR, StartProcess(Node("shard", 0)), 0.7) == [StartMember(Node("shard", 0))]
     late = 1.0 + LEAVE_WITHIN_S  # a network may keep the coordinator from hearing it for so long
     assert KillMembers not in [type(e) for e in give(nursery, TimePassed(), late)]
     tell(nursery, COORDINATOR, Leaving("interrupted"), late)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from squall.errors import ProcessLost
-from squall.protocol.effects import Effect, Send
+from squall.protocol.effects import Effect, Payload, Send, Transmit
 from squall.protocol.events import Event, FrameArrived, MessageArrived, Started
 from squall.protocol.frames import Frame
 from squall.protocol.messages import TakeSnapshot, ViewSeen
@@ -16,9 +16,12 @@ from squall.protocol.succession import Journaled
 from squall.runtime import journal as journals
 from squall.runtime.journal import Journal
 
+WITH_NUMBERS = 99
+WEIGHTS = Payload("weights", Node("replica", 0), 0, 1, 0)
+
 
 class Counting:
-    """Answers each message with how many it has taken."""
+    """Answers each message with how many it has taken, and has numbers to go with the answers to some."""
 
     node = Node("shard", 0)
     wake_at: float | None = None
@@ -32,7 +35,8 @@ class Counting:
             return []
         assert isinstance(event.message, TakeSnapshot)
         self.taken.append(event.message.number)
-        return [Send(COORDINATOR, ViewSeen(len(self.taken), ()))]
+        number = len(self.taken)
+        return [Send(COORDINATOR, ViewSeen(number, ()), WEIGHTS if event.message.number == WITH_NUMBERS else None)]
 
 
 class Watched:
@@ -96,6 +100,20 @@ def test_what_was_not_carried_out_is_left_to_the_successor_and_what_was_is_sent_
     assert carried_out == 1
     assert sends == 3  # the second for the first time, and both because nobody has acknowledged them
     assert sent
+
+
+@pytest.mark.parametrize(("steps", "carried_out", "again"), [(0, 0, False), (1, 1, True), (2, 1, True)])
+def test_numbers_that_were_at_their_place_count_as_carried_out(steps: int, carried_out: int, again: bool) -> None:
+    memory = bytearray(Journal.size(1 << 12))
+    linked = Journaled(Counting(), Journal(memory))
+    linked.on(FrameArrived(COORDINATOR, Frame(1, 0, TakeSnapshot(WITH_NUMBERS))), 0.0)
+    for _ in range(steps):
+        linked.did()
+    journal = Journal(bytearray(memory))
+    sent = [effect for effect in journal.succeed().on(Started(), 0.0) if isinstance(effect, Transmit)]
+    assert len(journal.carried_out) == carried_out
+    assert sent[0].payload == WEIGHTS
+    assert sent[0].again == again
 
 
 def test_with_more_than_it_has_room_for_its_process_goes_on_and_is_not_succeeded() -> None:

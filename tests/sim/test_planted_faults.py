@@ -666,7 +666,7 @@ PLANTED: dict[str, Planted] = {
     "a portion counts as often as it is computed": Planted(
         wrapped(Portions, "done", every_answer_counts), 30, "I2", of="sandblaster"),
     "a sum that a dead replica has spoilt is used": Planted(
-        wrapped(BatchCoordinator, "_take_back", spoilt_sums_used), 30, "I2", of="sandblaster"),
+        wrapped(BatchCoordinator, "_take_back", spoilt_sums_used), 30, "I2", of="sandblaster", first=860),
     "the evaluator keeps the weights that it has measured last": Planted(last_is_best, 20, "I9"),
 }  # fmt: skip
 

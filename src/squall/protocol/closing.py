@@ -32,6 +32,7 @@ from squall.protocol.replacing import Replacing
 from squall.protocol.snapshot_rounds import SnapshotRounds
 
 STOP_WITHIN_S = 0.8  # after a user's stop, replicas that are still computing are not waited for
+NOBODY_LEFT = "nobody is left who has the weights"
 
 
 class Phase(StrEnum):
@@ -236,9 +237,10 @@ class Closing(ABC):
     def _leave_unsaved(self, effects: list[Effect]) -> None:
         """The last snapshot was not written in time: a resume goes on from the one before."""
         silent = ", ".join(f"{node.role} {node.index}" for node in self._snapshots.awaited or self._holders)
+        why = f"{silent} did not answer in time" if silent else NOBODY_LEFT
         self._wanted = self._moves = False  # without its weights it has not finished
         self._hurried, self.cause = True, Cause.STOPPED
-        self._end(effects, f"; {silent} did not answer in time, so that nothing was saved")
+        self._end(effects, f"; {why}, so that nothing was saved")
 
     def _fail(self, error: str, effects: list[Effect], gone: Iterable[Node] = ()) -> None:
         """The run cannot go on. Nobody waits until those that are gone have heard of it."""

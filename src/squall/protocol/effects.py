@@ -1,7 +1,6 @@
 """What a machine wants done: imperative. Together with `notes`, which go into the record, a closed set.
 
-Numbers never pass through a machine. Gradients and weights are named by reference (`Payload`), and the shell knows
-where those lie: in shared memory, in a received frame, or nowhere at all in a simulation without gradients.
+Numbers never pass through a machine. Gradients and weights are named (`Payload`), and the shell knows where those lie.
 """
 
 from __future__ import annotations
@@ -210,6 +209,7 @@ class AddPortions(Effect, frozen=True, gc=False):
     owner: Node
     buffer: int
     clock: int  # of the push
+    number: int = 0  # of all that this shard adds, from 1: what is asked for a second time is not added again
 
 
 class WriteSnapshot(Effect, frozen=True, gc=False):

@@ -118,7 +118,8 @@ class NurseryMachine:
 
     def _on_message(self, message: Message, now: float) -> list[Effect]:
         match message:
-            case StartProcess(node) if self._leaving:  # nothing is awaited of it, but by a replica of its parts
+            case StartProcess(node) if self._leaving and node.role != "shard":  # which has what the run ends with
+                # Nothing is awaited of it, but by a replica of its parts.
                 return [Send(COORDINATOR, ProcessLost(node, "its machine leaves"))] if node.role == "part" else []
             case StartProcess(node, first):
                 return [StartMember(node, first)]

@@ -13,6 +13,9 @@ again when it starts.
 A shard that dies inside an update leaves numbers that are torn. They go back to a copy (`GoBack`) before anything else.
 That update is then made on the copy: its pushes still lie in their slots, because nobody had an answer. The machine
 stays where it is, but for what it knows of the updates between the copy and that one, which are lost (`NumbersTorn`).
+
+Vectors of L-BFGS are never torn for good. Each change of them writes a vector that it does not read, and leaves a mark
+when it is made, so a successor makes again what has no mark (`runtime.vectors`).
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from squall.protocol.answering.effects import WriteAnswers
-from squall.protocol.effects import Apply, Effect, Transmit, WritePiece, WriteSnapshot
+from squall.protocol.effects import Apply, CalculateVectors, Effect, Transmit, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, NumbersTorn, Started
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Exchanged
 from squall.protocol.unsaved import GoBack
 
-ASKED_AGAIN = (WriteSnapshot, WritePiece, WriteAnswers)  # by machines, of their hosts, where nothing was answered
+# By machines, of their hosts, where nothing was answered.
+ASKED_AGAIN = (WriteSnapshot, WritePiece, WriteAnswers, CalculateVectors)
 
 
 class Journal(Protocol):
@@ -129,7 +133,10 @@ class Journaled(Linked):
         if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
         self._journal, self._succeeds = journal, True
-        return [*taken, *((effect, at or 0.0) for effect in effects[: len(effects) - len(rest)])]
+        carried_out = len(effects) - len(rest)
+        if rest and rest[0] is not effects[carried_out]:
+            carried_out += 1  # a message that has not left: its numbers are at their place
+        return [*taken, *((effect, at or 0.0) for effect in effects[:carried_out])]
 
 
 def _reduced(message: Any, version: int, lost: int) -> Any:

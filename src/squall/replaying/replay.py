@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec.structs import replace
 
 from squall.protocol.effects import (
     AddPortions,
@@ -241,7 +242,7 @@ class Replay:
             case AddPortions(node, _, clock) as effect:
                 if not self._has_pushed(node, clock):
                     return False
-                shard.host.perform(effect, 0.0)
+                shard.host.perform(replace(effect, number=shard.applied.total() + 1), 0.0)
                 shard.applied[node] += 1
                 shard.added.append((node, clock))
             case Delivered(node, buffer):
@@ -264,7 +265,13 @@ class Replay:
         return 1 if self.job.plan.settings.launcher != "inline" and not self._lone else self.job.plan.threads
 
     def _calculate(self, shard: ReplayedShard, calculated: Calculated) -> None:
-        """A calculation counts as an update if it moves the weights. It is compared in either case."""
+        """A calculation counts as an update if it moves the weights. It is compared in either case.
+
+        Who succeeded a shard may have asked for one again, which was recorded already and changes nothing.
+        """
+        if calculated.calculation.number <= shard.calculated:
+            return
+        shard.calculated = calculated.calculation.number
         self._use_threads(self._shard_threads)
         shard.host.perform(CalculateVectors(calculated.calculation), 0.0)
         shard.version += any(combine.target == "weights" for combine in calculated.calculation.combine)

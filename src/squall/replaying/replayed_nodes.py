@@ -187,6 +187,7 @@ class ReplayedShard(ReplayedNode):
         self.applied = Counter[Node]()  # pushes of each replica, so far
         self.delivered = Counter[Node]()  # to each replica, so far
         self.added: list[tuple[Node, int]] = []  # pushes in the sum since the last calculation
+        self.calculated = 0  # the last of them
         self._returns = Counter[int]()  # to a version, in all
         self._kept: dict[int, dict[str, Tensor]] = {}  # states that it will return to
         for record in self.all():

@@ -32,10 +32,12 @@ def shared_memory(size: int) -> mmap.mmap:
 
 
 class Legacy:
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, vectors: int = 0) -> None:
+        """`vectors`: bytes of those of L-BFGS, which has no numbers."""
         self.journal = Journal(shared_memory(Journal.size()))
         self.numbers = Numbers(shared_memory(NAMES_BYTES + 4 * VECTORS_AT_MOST * elements + NAMES_BYTES))
         self.copy = Copy(self.numbers, elements)
+        self.vectors = shared_memory(vectors) if vectors else None
 
 
 class Numbers:

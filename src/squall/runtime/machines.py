@@ -24,6 +24,7 @@ from squall.runtime.job import Job
 from squall.runtime.journal import Journal
 from squall.runtime.legacy import Legacy, shared_memory
 from squall.runtime.snapshot import Manifest
+from squall.runtime.vectors import vectors_bytes
 from squall.strategies.work import BatchMethod, Loop
 
 COORDINATOR_BYTES = 1 << 28  # of its state; what is not used takes no memory
@@ -43,10 +44,16 @@ def with_legacies(job: Job) -> Job:
         job = replace(job, journal=Journal(shared_memory(Journal.size(COORDINATOR_BYTES))))
         if job.site is not None:
             job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
-    if not isinstance(job.recipe.work, Loop):
+    work, vectors = job.recipe.work, 0
+    if not isinstance(work, Loop | BatchMethod):
         return job
     spans = {n.index: job.layout.shard_range(n.index, job.recipe.shards) for n in nodes(job) if n.role == "shard"}
-    return replace(job, legacies={index: Legacy(stop - start) for index, (start, stop) in spans.items()})
+    legacies = {}
+    for index, (start, stop) in spans.items():
+        if isinstance(work, BatchMethod):
+            vectors = vectors_bytes(stop - start, work.rules.history)
+        legacies[index] = Legacy(stop - start, vectors)
+    return replace(job, legacies=legacies)
 
 
 def firsts(job: Job) -> dict[Node, PartPlace | None]:
@@ -66,8 +73,7 @@ def collective_coordinator(job: Job) -> CollectiveCoordinator:
 
 def lease_coordinator(job: Job) -> LoopCoordinator:
     number = job.restored.manifest.number if job.restored is not None else 0
-    policy = msgspec.structs.replace(_policy(job), succeeds=job.plan.settings.launcher != "inline")
-    return LoopCoordinator(policy, job.recipe.loop.exchanges, _leases(job), number)
+    return LoopCoordinator(_policy(job), job.recipe.loop.exchanges, _leases(job), number)
 
 
 def answer_coordinator(job: Job) -> AnswerCoordinator:
@@ -100,7 +106,8 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
 
 
 def _policy(job: Job) -> Policy:
-    policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s)
+    succeeds = job.plan.settings.launcher != "inline"
+    policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s, succeeds=succeeds)
     if job.site is not None:
         rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)
         goes_back = job.plan.settings.restarts > 0

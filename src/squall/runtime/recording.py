@@ -41,6 +41,9 @@ from squall.strategies.work import Collective
 WRITTEN_TOGETHER = 64  # updates and answers of a shard, at most
 WRITTEN_EVERY_S = 0.1  # unless they are fewer: by the node's own clock
 
+Moving = Apply | CalculateVectors  # they have a fingerprint
+Changed = Moving | GoBack | AddPortions
+
 
 def recorded(host: Host, job: Job, node: Node) -> Host:
     """The host, with its schedule kept, where the run keeps one, and it is not that of a part (`recorded_row`)."""
@@ -99,7 +102,7 @@ class RecordedShard(HostAround):
         self._replicas = replicas
         self._fingerprint = Fingerprint(host.store.weights, 0 if legacy is None else legacy.numbers.updates)
         self._clocks = ClockSteps()
-        self._done: list[Apply | GoBack | Payload] = []  # updates made, and weights sent, not written yet
+        self._done: list[Changed | Payload] = []  # updates made, and weights sent, not written yet
         self._seen: list[int] = []  # the fingerprints behind those updates
         self._unseen = False  # the last one's is not taken yet
         self._now = self._written_at = 0.0
@@ -112,8 +115,8 @@ class RecordedShard(HostAround):
         """Write what the process before this one has done and not written."""
         done = [what for effect, _ in journal.carried_out if (what := _to_record(effect)) is not None]
         self._done = done[journal.recorded :]
-        self._seen = [UNSEEN for each in self._done if isinstance(each, Apply)]
-        if journal.carried_out:
+        self._seen = [UNSEEN for each in self._done if isinstance(each, Moving)]
+        if journal.begun:
             self._log.add([schedule.SUCCEEDED])
             self.write()
 
@@ -125,17 +128,14 @@ class RecordedShard(HostAround):
         if self._cuts is not None and type(effect) is Apply:
             self._cuts.keep(effect)
         event = self._host.perform(effect, now)
-        if isinstance(effect, Apply | GoBack):
+        if isinstance(effect, Changed):
             self._done.append(effect)
-            self._unseen = type(effect) is Apply
+            self._unseen = isinstance(effect, Moving)
+            if isinstance(effect, CalculateVectors):  # it may be asked for again, by a successor
+                self._fingerprint.updates = effect.calculation.number - 1
             return event
         self.write()
         match effect:
-            case CalculateVectors(calculation):
-                self._log.add([schedule.CALCULATED, self._fingerprint() & SEEN, calculation])
-            case AddPortions(owner, buffer, clock):
-                who = self._who(owner)
-                self._log.add([schedule.ADDED, who, buffer, self._clocks.steps(who, clock)])
             case WriteSnapshot(number, version):
                 self._log.add([schedule.SAVED, number, version])
                 if self._cuts is not None:
@@ -184,6 +184,11 @@ class RecordedShard(HostAround):
                     who = self._who(term.owner)
                     record += (who, term.buffer, self._clocks.steps(who, term.clock), short(term.weight))
                 record.append(done.clock - clock)
+            elif isinstance(done, CalculateVectors):
+                record += (schedule.CALCULATED, next(fingerprints), done.calculation)
+            elif isinstance(done, AddPortions):
+                who = self._who(done.owner)
+                record += (schedule.ADDED, who, done.buffer, self._clocks.steps(who, done.clock))
             elif isinstance(done, GoBack):
                 record += (schedule.WENT_BACK, done.version)
             else:
@@ -279,9 +284,9 @@ def _counts(payload: Payload) -> bool:
     return payload.owner.role == "replica" and payload.part <= 0
 
 
-def _to_record(effect: Effect) -> Apply | GoBack | Payload | None:
+def _to_record(effect: Effect) -> Changed | Payload | None:
     match effect:
-        case Apply() | GoBack():
+        case Apply() | GoBack() | CalculateVectors() | AddPortions():
             return effect
         case Transmit(payload=Payload() as payload, again=False) if _counts(payload):
             return payload

@@ -148,13 +148,13 @@ class Fingerprint:
         self._starts, self._run = [start * size for start in starts], run * size
         self._last = len(self._bytes) - self._starts[-1] - self._run  # where behind its start the last run begins
         self._places = 1 + -(-self._last // self._run)
-        self._updates = updates
+        self.updates = updates
 
     def __call__(self) -> int:
         """Of the weights after the next update."""
-        place = self._updates * 2654435761 % self._places  # a prime: every place in turn
+        place = self.updates * 2654435761 % self._places  # a prime: every place in turn
         first = min(place * self._run, self._last)
-        self._updates += 1
+        self.updates += 1
         check = 0
         for start in self._starts:
             check = crc32(self._bytes[start + first : start + first + self._run], check)

@@ -192,6 +192,7 @@ class BatchCoordinator(Coordinator):
         if self._request is None or shard in self._answers or len(values) != self._awaited_values:
             raise Refusal(f"it has calculated {len(values)} values, which nobody awaits")
         self._answers[shard] = values
+        self._replacing.fruitful(shard)
         if len(self._answers) < len(self._shards):
             return
         if isinstance(self._request, EvaluateTrial):

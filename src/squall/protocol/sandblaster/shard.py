@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Send
-from squall.protocol.events import Event, MessageArrived, VectorsCalculated
+from squall.protocol.events import Event, MessageArrived, Started, VectorsCalculated
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
@@ -17,6 +17,8 @@ class BatchShard(ShardDuties):
         self.evaluation = 0  # whose portions are taken
         self._portions = 0  # that it has
         self._taken: dict[Node, dict[int, int]] = {}  # live replica -> portion -> evaluation, in the sum
+        self._added = 0  # pushes, into the sums of all evaluations
+        self._asked: dict[int, Calculation] = {}  # that the host has not answered, by number
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -31,7 +33,11 @@ class BatchShard(ShardDuties):
                 elif sender in self._taken:  # else it is not in the newest view: its slot may be another's by now
                     self._send_weights("trial", sender, asked, effects)
             case VectorsCalculated(number, values):
+                del self._asked[number]
                 effects.append(Send(COORDINATOR, Calculated(number, values)))
+            case Started():
+                effects += map(CalculateVectors, self._asked.values())
+                self._on_duty(event, now, effects)
             case _:
                 self._on_duty(event, now, effects)
         return effects
@@ -44,6 +50,7 @@ class BatchShard(ShardDuties):
         if any(combine.target == "weights" for combine in message.combine):
             self.version += 1
             self.examples = message.examples
+        self._asked[message.number] = message
         effects.append(CalculateVectors(message))
 
     def _on_push(self, sender: Node, push: PushPortions, effects: list[Effect]) -> None:
@@ -55,7 +62,8 @@ class BatchShard(ShardDuties):
             for portion in push.portions:
                 if portion >= self._portions or portion in taken:
                     raise Refusal(f"it pushes portion {portion} of {self._portions}, or pushes it again")
-            effects.append(AddPortions(sender, push.buffer, push.clock))
+            self._added += 1
+            effects.append(AddPortions(sender, push.buffer, push.clock, self._added))
             taken.update(dict.fromkeys(push.portions, push.evaluation))
             # To the coordinator as well: the replica may be busy with a portion for long.
             effects.append(Send(COORDINATOR, answer))

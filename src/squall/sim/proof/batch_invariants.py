@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from squall.protocol.effects import (
     AddPortions,
@@ -17,8 +17,17 @@ from squall.protocol.messages import Evaluated, Exchanged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
 from squall.protocol.sandblaster.coordinator import BatchCoordinator
-from squall.protocol.sandblaster.messages import Calculation, PortionsTaken, PushPortions
-from squall.sim.proof.batch_phantoms import WIDTH, BatchPhantomHosts, KeptPortion, entry_of, example
+from squall.protocol.sandblaster.messages import Calculated, Calculation, PortionsTaken, PushPortions
+from squall.sim.proof.batch_phantoms import (
+    WIDTH,
+    BatchPhantomHosts,
+    KeptPortion,
+    Vector,
+    added,
+    combined,
+    entry_of,
+    example,
+)
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.memory import File, folded_with
 from squall.strategies.base import Recipe
@@ -30,14 +39,16 @@ NEAR = 1e-3  # of the minimum
 class _Log:
     """What one shard has applied."""
 
-    def __init__(self, fold: int, examples: int) -> None:
+    def __init__(self, fold: int, examples: int, vectors: Mapping[str, Vector]) -> None:
         self.fold = fold
         self.examples = examples  # evaluated before the weights were accepted
         self.saved: dict[int, int] = {}  # the same, in the files of snapshots
         self.sent: list[Calculation] = []  # to it, and not carried out yet
+        self.calculated = self.added = 0  # calculations, and pushes: who succeeds it may be asked for the last again
         self.evaluation = 0
         self.opened = 0  # calculation that opened it
         self.sum: dict[tuple[int, int], int] = {}  # portion (start, stop) -> computation, in the sum
+        self.vectors = dict(vectors)  # as they are behind all this
 
 
 class BatchAuditor:
@@ -52,10 +63,10 @@ class BatchAuditor:
     def begin(
         self, hosts: BatchPhantomHosts, coordinator: Callable[[], BatchCoordinator], files: Sequence[File] | None
     ) -> None:
-        shards = range(self.shards)
         self.hosts, self.coordinator = hosts, coordinator
         self._begun = coordinator().trained
-        self._logs = [_Log(files[shard].fold if files else 0, self._examples_saved) for shard in shards]
+        begun = files or [File(0, vectors=dict.fromkeys(("weights", "direction"), (0.0,) * WIDTH))] * self.shards
+        self._logs = [_Log(file.fold, self._examples_saved, file.vectors) for file in begun]
         self._pushes: dict[Node, tuple[PushPortions, tuple[KeptPortion, ...]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
@@ -71,7 +82,8 @@ class BatchAuditor:
                 if examples != (saved := tuple(log.saved[number] for log in self._logs)):
                     raise Broken("I7", f"snapshot {number} is of {examples} examples, and holds {saved}")
                 self._examples_saved = min(saved)
-            case AddPortions(owner, buffer):
+            case AddPortions(owner, buffer, _, number) if number > self._logs[node.index].added:
+                self._logs[node.index].added = number
                 self._on_push(node.index, owner, buffer)
             case UseWeights(buffer) | EvaluateModel(buffer):
                 for shard, found in enumerate(self.hosts.memories[node].weights[node.index, buffer]):
@@ -85,7 +97,10 @@ class BatchAuditor:
                 self._check_whole(message)
             case PushPortions():
                 self._pushes[node] = (message, tuple(self.hosts.memories[node].kept[node.index]))
+            case Calculated():
+                self._check_vectors(node.index)
             case Exchanged():
+                self._check_vectors(node.index)
                 log = self._logs[node.index]
                 self._answered.setdefault(to, {})[node.index] = log.fold, log.examples
             case Evaluated(_, weights):
@@ -101,6 +116,12 @@ class BatchAuditor:
                     if (start, stop) not in self._logs[node.index].sum:
                         raise Broken("I1", f"{node} acknowledges examples {start} to {stop}, and has not added them")
 
+    def _check_vectors(self, shard: int) -> None:
+        """What has happened to them has happened once, and in order."""
+        for name, vector in self._logs[shard].vectors.items():
+            if self.hosts.shards[shard].vector(name) != vector:
+                raise Broken("I6", f"{name} of shard {shard} is not what was made of it")
+
     def _check_whole(self, asked: Calculation) -> None:
         """The sum is used: it must be of the whole batch."""
         names = {name for combine in asked.combine for name, _ in combine.terms} | {*asked.rows, *asked.columns}
@@ -115,16 +136,21 @@ class BatchAuditor:
 
     def _on_calculation(self, shard: int, calculation: Calculation) -> None:
         log = self._logs[shard]
+        if calculation.number <= log.calculated:
+            return
         if not log.sent or log.sent[0] != calculation:
             raise Broken("I6", f"shard {shard} carries out calculation {calculation.number} out of turn")
-        log.sent.pop(0)
+        log.calculated = log.sent.pop(0).number
         log.fold = folded_with(log.fold, (calculation.number,))
+        for combine in calculation.combine:
+            log.vectors[combine.target] = combined(combine, log.vectors.__getitem__)
         if any(combine.target == "weights" for combine in calculation.combine):
             reports = (report.stats.examples for report in self.hosts.noted(WorkReported))
             log.examples = self._begun + sum(reports)
         if calculation.opens is not None:
             log.evaluation, log.opened = calculation.opens, calculation.number
             log.sum.clear()
+            log.vectors["sum"] = (0.0,) * WIDTH
 
     def _on_push(self, shard: int, owner: Node, buffer: int) -> None:
         log, memory = self._logs[shard], self.hosts.memories[Node("shard", shard)]
@@ -140,6 +166,7 @@ class BatchAuditor:
             if gradient.basis[shard] != log.opened:
                 raise Broken("I3", f"shard {shard} adds examples {portion[0]} to {portion[1]} of other trial weights")
             log.sum[portion] = gradient.number
+        log.vectors["sum"] = added(log.vectors["sum"], there, shard)
         log.fold = folded_with(log.fold, entry_of(there))
 
     def finished(self, spoilt: bool) -> None:

@@ -5,19 +5,22 @@ The loss of an example x is sum_j a_j (w_j - x_j)^2 / 2, so the mean over the ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from squall.protocol import effects, events
 from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
-from squall.protocol.sandblaster.messages import Calculation
+from squall.protocol.sandblaster.messages import Calculation, Combine
+from squall.runtime.vectors import Changes
 from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
 from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard
+TORN = (math.nan,) * WIDTH
 
 Vector = tuple[float, ...]
 
@@ -122,46 +125,80 @@ class VectorPhantom(ShardPhantom):
 
     def __init__(self, hosts: BatchPhantomHosts, node: Node, file: File | None) -> None:
         super().__init__(hosts, node, 0, file)
-        names = ("weights", "trial", "sum", "direction")
+        names = ("weights", "trial", "sum0", "sum1", "direction")
         self.vectors = dict.fromkeys(names, (0.0,) * WIDTH) | dict(file.vectors if file else {})
+        self._changes = Changes(bytearray(16))
+
+    def _name(self, vector: str) -> str:
+        return f"sum{self._changes.added % 2}" if vector == "sum" else vector
+
+    def vector(self, name: str) -> Vector:
+        return self.vectors[self._name(name)]
+
+    def torn(self, inside: Effect) -> int | None:
+        """Some of its changes are made, and the next vector is no number."""
+        match inside:
+            case effects.CalculateVectors(calculation):
+                for place, change in enumerate(self._changes.left(calculation)):
+                    if place == calculation.number % (len(calculation.combine) + 1):
+                        self.vectors[self._name("sum" if change is None else change.target)] = TORN
+                        break
+                    self._change(change)
+            case effects.AddPortions(number=number) if number > self._changes.added:
+                self.vectors[f"sum{number % 2}"] = TORN
+        return None
 
     def numbers(self, payload: Payload) -> object:
         return super().numbers(payload), self.vectors[payload.kind]
 
     def file(self) -> File:
-        kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum")}
+        kept = {name: vector for name, vector in self.vectors.items() if name not in ("trial", "sum0", "sum1")}
         return File(self.fold, vectors=kept)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
             case effects.CalculateVectors(calculation):
-                self.version, self.fold = calculation.number, folded_with(self.fold, (calculation.number,))
                 return events.VectorsCalculated(calculation.number, self._calculate(calculation))
-            case effects.AddPortions(owner, buffer):
-                self._add(self.memory.gradient(owner.index, buffer, self.node.index, self.hosts.others(owner)))
+            case effects.AddPortions(owner, buffer, _, number):
+                if number > self._changes.added:
+                    self._add(self.memory.gradient(owner.index, buffer, self.node.index, self.hosts.others(owner)))
                 return None
         return super().perform(effect, now)
 
     def _add(self, portions: Sequence[KeptPortion]) -> None:
-        first = WIDTH * self.node.index
-        for kept in portions:
-            self.vectors["sum"] = tuple(value + kept.vector[first + i] for i, value in enumerate(self.vectors["sum"]))
+        total = added(self.vector("sum"), portions, self.node.index)
+        self._changes.add()
+        self.vectors[self._name("sum")] = total
         self.fold = folded_with(self.fold, entry_of(portions))
 
     def _calculate(self, asked: Calculation) -> tuple[float, ...]:
-        for combine in asked.combine:
-            terms = [(value, self.vectors[name]) for name, value in combine.terms]
-            self.vectors[combine.target] = tuple(
-                sum(value * vector[i] for value, vector in terms) for i in range(WIDTH)
-            )  # fmt: skip
-        if asked.opens is not None:
-            self.vectors["sum"] = (0.0,) * WIDTH
+        for change in self._changes.left(asked):
+            self._change(change)
+        if asked.number > self.version:
+            self.version, self.fold = asked.number, folded_with(self.fold, (asked.number,))
         dots = [
-            sum(a * b for a, b in zip(self.vectors[row], self.vectors[column]))
+            sum(a * b for a, b in zip(self.vector(row), self.vector(column)))
             for row in asked.rows
             for column in asked.columns
         ]
-        return (*dots, *(max(map(abs, self.vectors[name])) for name in asked.largest))
+        return (*dots, *(max(map(abs, self.vector(name))) for name in asked.largest))
+
+    def _change(self, change: Combine | None) -> None:
+        if change is None:
+            self.vectors[self._name("sum")] = (0.0,) * WIDTH
+            return
+        self.vectors[change.target] = combined(change, self.vector)
+
+
+def added(total: Vector, portions: Sequence[KeptPortion], shard: int) -> Vector:
+    for kept in portions:
+        total = tuple(value + kept.vector[WIDTH * shard + i] for i, value in enumerate(total))
+    return total
+
+
+def combined(combine: Combine, vector: Callable[[str], Vector]) -> Vector:
+    terms = [(value, vector(name)) for name, value in combine.terms]
+    return tuple(sum(value * there[i] for value, there in terms) for i in range(WIDTH))
 
 
 def entry_of(portions: Sequence[KeptPortion]) -> tuple[float, ...]:

@@ -198,7 +198,9 @@ def chaos(seed: int) -> Chaos:
             + hung.hangs(seed, machines, _others(replicas, shards), events)
             + rots(seed, events),
             _others(replicas, shards),
-        )) + mortal.others(seed, shards, events), parts=parts.number, spread_parts=parts.spread,
+        )) + mortal.others(seed, shards, events)
+        + (mortal.deaths_behind_changes(seed, shards, events) if strategy.startswith("sandblaster") else ()),
+        parts=parts.number, spread_parts=parts.spread,
         scripted=chance.random() < SCRIPTED, keeps=random.Random(f"{seed} keeps").random() < KEEPS,
         travels=random.Random(f"{seed} travels").random() < TRAVELS,
         loaders=random.Random(f"{seed} loading").choice((0, 0, 1, 3)) if grouped else 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from squall.protocol.closing import NOBODY_LEFT
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST
 from squall.protocol.effects import End
 from squall.protocol.replacing import LOST_IN_A_ROW
@@ -13,24 +14,22 @@ from squall.strategies.work import BatchMethod
 
 
 def excuses(
-    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], silenced: bool, succeeded: bool, rotten: bool
+    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], silenced: bool, rotten: bool
 ) -> dict[str, bool]:
-    """By the end's status. `had` are faults by kind, and deaths by role; `succeeded`: shards that die are.
-
-    `rotten`: some batch gives NaN, or did.
-    """
+    """By the end's status. `had` are faults by kind, and deaths by role; `rotten`: some batch gives NaN, or did."""
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
     late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
     lost = end.reason.startswith("machine ") and (silenced or late)
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
-    died = had["shard"] * (not succeeded)
+    died = 0
+    bereft = NOBODY_LEFT in end.reason and had["replica"] + had["part"] + had["Lie"] + silenced > 0
     if end.reason in (LOST, SHARE_LOST):
         died = max(0, had["replica"] + had["part"] - (end.reason == SHARE_LOST))  # one death takes no share with it
         died += silenced + late + taken
     return {
         "finished": True,
-        "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0,
+        "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0 or bereft,
         "moved": had["MachineLeaves"] > 0 or lost or had["Lie"] > 0 or (died > 0 and end.reason in (LOST, SHARE_LOST)),
         "nonfinite": rotten or had["Spoil"] > (not isinstance(chaos.recipe.work, BatchMethod)),
         "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,

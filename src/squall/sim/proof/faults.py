@@ -89,7 +89,7 @@ class Hang:
 
 @dataclass(frozen=True)
 class Kill:
-    """The process is gone. A replica or evaluator is replaced; without a shard or the coordinator the run resumes."""
+    """The process is gone, and replaced or succeeded."""
 
     at: int
     part: Role
@@ -98,11 +98,12 @@ class Kill:
     steps: int | None = None  # it dies behind so many of what its next events have it do
     untold: bool = False  # and before it could say that it had done the last of them
     cut: bool = False  # it dies when its journal has been cut, before the event that follows is in it
-    torn: bool = False  # it dies inside one of the updates that an event has it make, the one of that number
+    torn: bool = False  # it dies inside one of the updates that an event has it make, the one of that number; or behind
 
     def __str__(self) -> str:
         if self.torn or self.cut:
-            return f"{self.part} is killed " + ("inside an update" if self.torn else "as its journal is cut")
+            inside = "behind an update, untold" if self.untold else "inside an update"
+            return f"{self.part} is killed " + (inside if self.torn else "as its journal is cut")
         if self.steps is not None:
             return f"{self.part} is killed {self.steps} steps into an event" + ", the last untold" * self.untold
         return f"{self.part} is killed" + (f", and {self.again} in its place as they start" if self.again else "")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from squall.protocol.effects import Apply, Effect, Transmit
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Transmit
 from squall.protocol.events import Event
 from squall.protocol.nodes import NURSERY, Node
 from squall.protocol.notes import Note
@@ -19,6 +19,7 @@ from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.faults import Fault, Kill, Role
 
 STATE_BYTES = 1 << 18
+CHANGES = Apply | CalculateVectors | AddPortions  # of a shard's numbers
 ALL_DIE = 0.1  # of the worlds lose the first machine, or all processes of the only one
 
 
@@ -50,6 +51,12 @@ def deaths_inside_updates(seed: int, shards: int, events: int) -> tuple[Fault, .
         start_s, shard = chance.choice((0.0, 0.0, 0.05)), Role("shard", chance.randrange(shards))
         found.append(Kill(chance.randrange(events), shard, start_s, steps=chance.choice((0, 0, 1)), torn=True))
     return tuple(found)
+
+
+def deaths_behind_changes(seed: int, shards: int, events: int) -> tuple[Fault, ...]:
+    chance = random.Random(f"{seed} deaths behind changes")
+    at = [chance.randrange(events) for _ in range(chance.choice((0, 1, 2)))]
+    return tuple(Kill(each, Role("shard", chance.randrange(shards)), steps=0, untold=True, torn=True) for each in at)
 
 
 def deaths_of_coordinators(seed: int, events: int) -> tuple[Fault, ...]:
@@ -100,7 +107,7 @@ def deaths_as_journals_are_cut(seed: int, shards: int, events: int) -> tuple[Fau
 
 def copies_every(seed: int, faults: Sequence[Fault]) -> int:
     """Updates from one copy of a shard's numbers to the next; 0: there are none, since nobody will need one."""
-    torn = any(isinstance(fault, Kill) and fault.torn for fault in faults)
+    torn = any(isinstance(fault, Kill) and fault.torn and not fault.untold for fault in faults)
     return random.Random(f"{seed} copies").choice((1, 2, 3, 5, 8, 1000)) if torn else 0
 
 
@@ -110,16 +117,22 @@ class MortalJournal(Journal):
         self.dies_after: int | None = None  # steps of the effects of an event that has so many
         self.untold = False  # the last of them is not in the journal
         self.dies_cut = False  # it dies when this has been cut
-        self.tears = False  # it dies inside an update of such an event
-        self.torn = False  # so the numbers are
+        self.tears = False  # it dies inside an update of such an event, or where that is untold
+        self.torn: Effect | None = None  # so the numbers are, by this
         self.dead = False  # by that
 
     def most(self, effects: Sequence[Effect]) -> int | None:
         """Steps of these that it does, if it dies then."""
         if not self.tears or self.dies_after is None:
             return self.dies_after
-        updates = [place for place, effect in enumerate(effects) if isinstance(effect, Apply)]
-        return sum(map(steps, effects[: updates[self.dies_after % len(updates)]])) if updates else None
+        updates = [place for place, effect in enumerate(effects) if isinstance(effect, CHANGES)]
+        if not updates:
+            return None
+        return sum(map(steps, effects[: updates[self.dies_after % len(updates)] + self.untold]))
+
+    def mended_by(self, effects: Sequence[Effect]) -> None:
+        if any(isinstance(effect, GoBack) for effect in effects):
+            self.torn = None
 
 
 class Mortal(Journaled):
@@ -137,7 +150,7 @@ class Mortal(Journaled):
         total, most = sum(map(steps, effects)), journal.most(effects)
         if most is None or total < most or not total:
             journal.did(total)
-            journal.torn &= not any(isinstance(effect, GoBack) for effect in effects)
+            journal.mended_by(effects)
             return effects
         journal.dead, journal.dies_after = True, None
         carried_out: list[Effect] = []
@@ -147,8 +160,9 @@ class Mortal(Journaled):
                 break
             rest -= steps(effect)  # of a message that has not left the numbers are there: it may as well be lost
             carried_out.append(effect)
-        journal.torn &= not any(isinstance(effect, GoBack) for effect in carried_out)
-        journal.torn |= journal.tears
+        journal.mended_by(carried_out)
+        if journal.tears and not journal.untold:
+            journal.torn = effects[len(carried_out)]
         journal.did(most - (journal.untold and most > 0 and rest == 0))
         return carried_out
 

@@ -200,8 +200,8 @@ class ShardPhantom(Phantom):
         self.files: dict[int, File] = {}  # by the snapshot's number
         self.copy = version, File(self.fold, tuple(self.applied))
 
-    def torn(self) -> int:
-        """It was killed inside an update. Returns the version of its copy."""
+    def torn(self, inside: Effect) -> int | None:
+        """It was killed inside this. Returns the version of its copy, if it needs one."""
         self.fold, self.applied = -1, []
         return self.copy[0]
 

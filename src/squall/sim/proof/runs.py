@@ -39,7 +39,6 @@ from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
 from squall.sim.proof.positions import restored
 from squall.sim.proof.rotten import allowed
 from squall.sim.proof.spread import FirstPart, Follower
-from squall.strategies.work import Loop
 
 ADDRESS = "10.0.0.1:7700"  # where each replica says that it is called
 
@@ -146,7 +145,7 @@ class ChaoticRun(ABC):
                 machine = self._machine(node)
         linked = FirstPart(machine) if shards and self.hosts.others(node) else Linked(machine)
         host = old or self.hosts.host(node, self._version, file)
-        if node == COORDINATOR or (node.role == "shard" and self._policy.succeeds):
+        if node == COORDINATOR or node.role == "shard":
             journal = self.journals.setdefault(node, MortalJournal())
             journal.keeps, self._held[node] = host.keeps, host
             linked = Mortal(machine, journal)
@@ -155,16 +154,15 @@ class ChaoticRun(ABC):
     def _successor(self, node: Node, held: Phantom) -> Linked:
         journal = self.journals[node]
         if isinstance(held, ShardPhantom):
-            return journal.succeed(held.version, held.torn() if journal.torn else None)
+            copied = held.torn(journal.torn) if journal.torn is not None else None
+            if copied is None:
+                journal.torn = None
+            return journal.succeed(held.version, copied)
         linked = journal.succeed()
         if isinstance(held, CoordinatorPhantom):
             held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
             self._coordinator = cast("LoopCoordinator", linked.machine)
         return linked
-
-    @property
-    def shards_succeed(self) -> bool:
-        return self._policy.succeeds
 
     def _part(self, replica: Node) -> int:
         """Whether it is the first of several that exchange by themselves."""
@@ -185,8 +183,7 @@ class ChaoticRun(ABC):
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
             rooms=self._rooms, goes_back=bool(self._rooms), parts=chaos.parts, spread_parts=chaos.spread_parts,
-            loaders=chaos.loaders, succeeds=isinstance(self.recipe.work, Loop), pulse=PULSE,
-            quarantine=allowed(chaos.seed, self.recipe),
+            loaders=chaos.loaders, succeeds=True, pulse=PULSE, quarantine=allowed(chaos.seed, self.recipe),
         )  # fmt: skip
 
     @property

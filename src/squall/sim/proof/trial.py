@@ -202,8 +202,8 @@ class Trial:
 
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
-        had, loses, succeeds = self._excused, self._machines.silenced, self.run.shards_succeed
-        if not excuses(self.chaos, end, had, self._deaths, loses, succeeds, self._rotten.happened)[end.status]:
+        had, loses = self._excused, self._machines.silenced
+        if not excuses(self.chaos, end, had, self._deaths, loses, self._rotten.happened)[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
         severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
         arrives = self._files.waited_for > self.world.now + SLACK_S
