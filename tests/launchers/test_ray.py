@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -284,10 +284,9 @@ def killed(mark: str, server: str) -> None:
     os.kill(int(pid), signal.SIGKILL)
 
 
-@deep.only
-@pytest.mark.parametrize("end", ["group", "raylet", "gcs_server", "twice"])
-def test_when_its_own_ray_dies_a_run_ends_soon_with_a_snapshot(run_dir: Path, end: str) -> None:
-    """SIGTERM to all processes of a terminal's job reaches Ray's as well."""
+@contextmanager
+def on_its_own_ray(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that trains on two machines of a Ray that it has started. It is over, and nothing of it is left."""
     with TemporaryDirectory() as own:
         (Path(own) / "ray").mkdir()
         variables = {**os.environ, MARK: run_dir.name, "RAY_TMPDIR": own}
@@ -296,26 +295,76 @@ def test_when_its_own_ray_dies_a_run_ends_soon_with_a_snapshot(run_dir: Path, en
         run = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
             Started.wait_rows(Seen(run_dir), EventRow, lambda row: row.kind == "started")  # type: ignore[attr-defined]
-            match end:
-                case "group":
-                    os.killpg(run.pid, signal.SIGTERM)
-                case "twice":
-                    run.send_signal(signal.SIGINT)
-                    Started.wait_rows(Seen(run_dir), EventRow, lambda row: row.kind == "stopped")  # type: ignore[attr-defined]
-                    run.send_signal(signal.SIGINT)
-                case server:
-                    killed(run_dir.name, server)
-            began = time.monotonic()
-            _, err = run.communicate(timeout=START_S)
-            assert time.monotonic() - began < END_S
-            assert run.returncode == (130 if end in ("group", "twice") else 1), err
-            assert ("Ray is gone: its" in err) == (end in ("raylet", "gcs_server"))
-            assert f"go on from snapshot 1 with: squall resume {run_dir}" in err
+            yield run
             wait_for(lambda: not marked(run_dir.name), START_S, "all of it to end")
         finally:
             run.kill()
             for pid in marked(run_dir.name):
                 os.kill(int(pid), signal.SIGKILL)
+
+
+@deep.only
+@pytest.mark.parametrize("twice", [False, True])
+def test_signals_end_a_run_with_its_own_ray_soon_with_a_snapshot(run_dir: Path, twice: bool) -> None:
+    """SIGTERM to all processes of a terminal's job reaches Ray's as well."""
+    with on_its_own_ray(run_dir) as run:
+        if twice:
+            run.send_signal(signal.SIGINT)
+            Started.wait_rows(Seen(run_dir), EventRow, lambda row: row.kind == "stopped")  # type: ignore[attr-defined]
+            run.send_signal(signal.SIGINT)
+        else:
+            os.killpg(run.pid, signal.SIGTERM)
+        ends(run, run_dir)
+
+
+def ends(run: subprocess.Popen[str], run_dir: Path) -> None:
+    began = time.monotonic()
+    _, err = run.communicate(timeout=START_S)
+    assert time.monotonic() - began < END_S
+    assert run.returncode == 130, err
+    assert f"go on from snapshot 1 with: squall resume {run_dir}" in err
+
+
+def goes_on_without_ray(err: IO[str], run: Started, machines_stay: bool = True) -> None:
+    assert any("Ray is gone: its" in line and "the run goes on" in line for line in err)
+    for _ in range(2):
+        run.goes_on()
+    gone = [row for row in run.rows(EventRow) if row.kind in ("lost", "left")]  # type: ignore[attr-defined]
+    assert not (machines_stay and gone)
+
+
+@deep.only
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+def test_when_its_own_ray_dies_a_run_goes_on(run_dir: Path, server: str) -> None:
+    with on_its_own_ray(run_dir) as run:
+        killed(run_dir.name, server)
+        assert run.stderr is not None
+        goes_on_without_ray(run.stderr, Seen(run_dir), machines_stay=server == "gcs_server")
+        run.send_signal(signal.SIGINT)
+        ends(run, run_dir)
+
+
+@deep.only
+def test_when_the_head_of_its_cluster_dies_a_run_goes_on(run_dir: Path) -> None:
+    """Half a minute later, as a cluster may start its head again; by and by Ray's servers end on the other nodes."""
+    found = Cluster(1, 1)
+    run = found.train(run_dir, "--replicas", "2", "--shards", "2", "--machines", "2", "--epochs", "100000")
+    try:
+        run.wait_rows(EventRow, lambda row: row.kind == "started")  # type: ignore[attr-defined]
+        for node, server in ((found.ray.head_node, "gcs_server"), (found.others[0], "raylet")):
+            process = node.all_processes[server][0].process
+            process.kill()
+            process.wait()
+        assert run.process.stderr is not None
+        goes_on_without_ray(run.process.stderr, run)
+        run.process.send_signal(signal.SIGINT)
+        status, _, err = run.finish()
+        assert status == 130, err
+        assert "nothing was saved" not in err
+        wait_for(run.gone, END_S, "the processes to end")
+    finally:
+        for node in (found.ray.head_node, *found.others):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 class Seen(Started):

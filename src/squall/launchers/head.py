@@ -117,11 +117,6 @@ class Head:
         self._relay = ScriptRelay(self._guests, self._directory)
 
     @property
-    def gone(self) -> str:
-        """Why nobody provides machines any more, if somebody did."""
-        return "" if self._provider is None else self._provider.gone
-
-    @property
     def wanted(self) -> int:
         """Machines that are waited for, this one included."""
         return self._wanted.machines
@@ -145,6 +140,8 @@ class Head:
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self.begun):
                 tell(text)
+                for _, pipe in self._others() if self._provider.gone else ():
+                    pipe.say(kind="unattended")
             if isinstance(self._guests, Gathering):
                 self._launch(self._guests)
         while self._listener.refused:

@@ -55,7 +55,6 @@ class LocalRun:
         self._launched = False
         self.listening = False  # whether the nursery does; before, it runs the user's code
         self._stops = 0  # how often a stop was asked for
-        self._alone = False  # what provides the other machines is gone
         self._kill_at = math.inf
         self._tell_at = 0.0  # the user, how far the last snapshot is
         self.ended: End | None = None
@@ -156,7 +155,7 @@ class LocalRun:
         """All has ended here, so."""
         self._over = status, reason
         patience_s = MOVING_SILENT_S if status == "moved" else SILENT_S
-        self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops or self._alone else patience_s)
+        self._collect_by = time.monotonic() + (STOPPED_COLLECT_S if self._stops else patience_s)
         if self._head is not None:
             self._head.over(status, reason)
         self._collect(status, reason, 0.0)
@@ -170,9 +169,6 @@ class LocalRun:
             sys.stderr.write(f"squall: saving what other machines have{far}{again}\n")
 
     def _hear_others(self) -> None:
-        if self._head is not None and self._head.gone and not (self._stops or self._alone or self._over):
-            self._alone = True
-            self._pipe.say(kind="leave", why=self._head.gone, failed=True)
         for machine, told in self._head.turn() if self._head is not None else ():
             if told["kind"] != "exited":
                 continue
@@ -186,7 +182,7 @@ class LocalRun:
         if self._head is not None and not self._head.collected and time.monotonic() < self._collect_by:
             wait(self._head.sources, timeout_s)
             self._hear_others()
-            if not (self._stops or self._alone):
+            if not self._stops:
                 self._collect_by = max(self._collect_by, self._head.heard_at + SILENT_S)
         else:
             self._on_ended(status, reason)
@@ -229,7 +225,7 @@ class LocalRun:
 
         Raises `ProcessLost` where nothing is to begin again from here.
         """
-        allowed = self._again is not None and self._again.allowed and not (self._stops or self._alone)
+        allowed = self._again is not None and self._again.allowed and not self._stops
         if self._head is None or not self._head.begun or not allowed:
             raise ProcessLost(why)
         if not self.gone():

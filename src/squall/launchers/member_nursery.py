@@ -81,6 +81,9 @@ class MemberNursery(Nursery):
         if said is None:
             self._tell(LauncherLost())
             return
+        if said["kind"] == "unattended":
+            self._attendant.open = False
+            return
         self._over(End(said["status"], said["reason"]))
         if said["kind"] == "kill":
             self._kill_all()

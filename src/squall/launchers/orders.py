@@ -205,6 +205,9 @@ class Orders:
             return self._head.hear()
         while self._patient(self._member):
             told = self._head.hear()
+            if told is not None and told["kind"] == "unattended":
+                self._member.attendant.open = False
+                continue
             if told is not None and told["kind"] not in ("end", "kill"):
                 return told
             if self._unready:
@@ -224,7 +227,8 @@ class Orders:
         A machine that has said that it is ready may be counted on already, and then leaves as one that trains does.
         """
         while True:
-            ready = wait([self._head.connection, *([] if self._unready else [member.attendant.connection])])
+            attends = member.attendant.open and not self._unready
+            ready = wait([self._head.connection, *([member.attendant.connection] if attends else [])])
             if member.attendant.connection in ready:  # it says one thing only, or is gone
                 if not self._ready:
                     self.tell(LEFT)

@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
 class Provider(Protocol):
     """Who sees to it that the other machines join, where no user does."""
 
-    gone: str  # why it provides nothing any more, if so
+    gone: str  # why it provides nothing any more, if so; who attends to its machines goes next
 
     @property
     def room(self) -> Room: ...  # of this machine

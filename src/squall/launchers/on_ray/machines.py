@@ -29,6 +29,7 @@ LEAVE_WITHIN_S = 2.0  # seconds that machines have to end, once the run has
 AGAIN_AFTER_S = 2.0  # seconds that a run goes on without a machine that has ended badly, before it joins anew
 AGAIN_AT_MOST = 5  # times
 LOCAL_GONE_S, GONE_S = 1.0, 30.0  # after which Ray is gone: some clusters start it again; Ray itself waits a minute
+OUTLIVES = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}  # the nursery does, as Ray itself dies
 OURS = {"task_events_shutdown_flush_timeout_ms": 200}  # that its end waits for what is gone; 5 s if this is not said
 
 
@@ -117,7 +118,7 @@ class RayMachines:
                 actor.options(
                     name=f"squall {name} machine {number}", namespace=f"squall {name} {os.urandom(8).hex()}",
                     num_cpus=share.cpus, num_gpus=share.gpus, scheduling_strategy=strategy,
-                    max_restarts=-1, max_task_retries=-1,
+                    max_restarts=-1, max_task_retries=-1, runtime_env=OUTLIVES,
                 ).remote(number)
             )  # fmt: skip
             self._join(number)
@@ -129,10 +130,14 @@ class RayMachines:
 
     def turn(self, now: float, begun: bool) -> Iterator[str]:
         """What the user is to be told. Raises `SquallError` for a machine that does not come to the beginning."""
-        self.gone = self.gone or self._watch.gone(now)
+        if self.gone:
+            return
+        self.gone = self._watch.gone(now)
         if self.gone:
             if not begun:
                 raise SquallError(self.gone)
+            yield f"{self.gone}; the run goes on with the machines that it has, and gets no new ones"
+            self.close()
             return
         if self._tell_at <= now:
             self._tell_at = float("inf")
@@ -176,12 +181,12 @@ class RayMachines:
         )
 
     def close(self) -> None:
-        """The run is over: its machines end by themselves now. Nothing of it is left in the cluster."""
+        """The run is over, and its machines end by themselves now; or Ray is. Nothing is left in the cluster."""
         if not self._watch.silent():  # else nothing is left, or the rest goes when Ray does
             with suppress(Exception):
                 self._dismiss()
         self._joins, self._actors, self._group = {}, [], None
-        if self._ours:
+        if self._ours or self.gone:  # Ray ends whoever speaks with it, a minute after it is gone itself
             self._ours = False
             self._ray.shutdown()
 
