@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +16,7 @@ from squall.report import Reader, audit
 from tests import deep
 from tests.launchers.processes import Started, wait_for
 from tests.launchers.test_machines import cluster
+from tests.launchers.test_restarts import restarts
 from tests.warm import squall as command
 
 NAME = "coordinator 0"  # as the record has it
@@ -88,5 +91,27 @@ def test_on_several_machines_its_successor_is_called_at_the_same_address(
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130
         third.finish()
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert not any(part.missed for part in audit(reader).parts)
+
+
+@deep.only
+@pytest.mark.parametrize("role", ["coordinator", "shard 0"])
+def test_on_several_machines_a_run_begins_again_when_who_dies_again_and_again_is_succeeded_no_more(
+    tmp_path: Path, role: str
+) -> None:
+    flags = ("--replicas", "3", "--threads", "1", "--shards", "2", "--epochs", "100000", "--snapshot-every-s", "0.5")
+    with cluster(tmp_path, 2, *flags) as found:
+        found.event("started", "")
+        run, last = found.run, 0
+        while not restarts(run):
+            wait_for(lambda last=last: run.processes().get(role, last) != last or restarts(run), 20, "another one")
+            if (last := run.processes().get(role, last)) and not restarts(run):
+                with suppress(ProcessLookupError):
+                    os.kill(last, signal.SIGKILL)
+        assert re.match(rf"{role} \(pid \d+\) was lost: killed by SIGKILL; starting again from", restarts(run)[0])
+        run.goes_on()
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish()[0] == 130
     with closing(Reader(found.directory / "run.sqlite")) as reader:
         assert not any(part.missed for part in audit(reader).parts)

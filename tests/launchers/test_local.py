@@ -57,9 +57,9 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_its_children(
 ) -> None:
     monkeypatch.setattr(nursery_process, "_ENTRY", STOPPED)
     run = LocalRun()
-    while not run._exits:
+    while not run._exits.told:
         run.attend(10.0, EvaluationCallback())
-    child = run._exits[0]["pid"]
+    child = run._exits.told[0]["pid"]
     wait_for(run.standing_still, 10.0, "it to stand still")
     assert run.standing_still()[0].endswith(f"(pid {run._nursery.pid}) is stopped: kill -CONT {run._nursery.pid}")
     began = time.monotonic()

@@ -17,12 +17,10 @@ import cloudpickle
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers import scratch
+from squall.launchers.exits import Exits
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
-from squall.protocol.nodes import COORDINATOR, Node
-from squall.record.rows import RecordError
 from squall.runtime.processes import standing_still
-from squall.usercode.blame import decode
 from squall.usercode.shipping import ship
 from squall.usercode.travelling import own_modules, script_modules
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:  # they import torch, as the nursery does meanwhile
 G = TypeVar("G", bound="Guests")
 
 ANSWER_WITHIN_S = 2.0  # seconds that the nursery has to answer to a stop
-EXITS_AT_MOST = 16  # of other machines' processes: the first is told
 SILENT_S = 5.0  # that other machines may say nothing while they hand over what they have, at an end
 MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time to come to its end
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
@@ -60,10 +57,10 @@ class LocalRun:
         self.ended: End | None = None
         self._over: tuple[str, str] | None = None  # status and reason, as the nursery has told them
         self._collect_by = 0.0
-        self._exits: list[dict[str, Any]] = []
+        self._exits = Exits()
         self._head: Head | None = None  # of a run on several machines
         self._again: Again | None = None  # how often such a run begins again
-        self._replaced = False  # another nursery is here, for it to do so
+        self._goes_back = False  # it does so as something was lost, not since a machine leaves
         self._moved = again  # it goes on, maybe on other machines than it began on
         self._task: dict[str, Any] = {}  # what every nursery is given
 
@@ -147,9 +144,11 @@ class LocalRun:
                 if watch.why and not known:  # once: two who both write, and do not read, would wait for each other
                     self._pipe.say(kind="leave", why=watch.why, failed=watch.error is not None)
             case "exited":
-                self._exits.append(said)
+                self._exits.told.append(said)
             case "ended":
-                self._end_elsewhere(said["status"], said["reason"])
+                lost = self._exits.lost(said["status"], said["reason"])
+                self._goes_back = bool(lost) and self._begins_again
+                self._end_elsewhere(*(("moved", lost) if self._goes_back else (said["status"], said["reason"])))
 
     def _end_elsewhere(self, status: str, reason: str) -> None:
         """All has ended here, so."""
@@ -170,12 +169,8 @@ class LocalRun:
 
     def _hear_others(self) -> None:
         for machine, told in self._head.turn() if self._head is not None else ():
-            if told["kind"] != "exited":
-                continue
-            others = [known for known in self._exits if "machine" in known]
-            first = bool(told["traceback"]) and not any(known["traceback"] for known in others)  # it says why all ends
-            if first or len(others) < EXITS_AT_MOST:
-                self._exits.append({**told, "machine": machine})
+            if told["kind"] == "exited":
+                self._exits.add_far(told, machine)
 
     def _collect(self, status: str, reason: str, timeout_s: float) -> None:
         """All is over here; other machines may still hand over what they have."""
@@ -188,21 +183,11 @@ class LocalRun:
             self._on_ended(status, reason)
 
     def _on_ended(self, status: str, reason: str) -> None:
-        for failure in (e for e in self._exits if e["traceback"]):
-            if lost := _lost(failure["traceback"]):
-                raise ProcessLost(lost)
-            if Node.parse(failure["node"]) == COORDINATOR:
-                found = decode(failure["traceback"])
-                plain = found is not None and found.type == RecordError.__name__ and found.message
-                raise SquallError(f"the coordinator failed\n{plain or found}")
-            raise TaskError.told(failure["traceback"])
-        for loss in reversed(self._exits):  # most were succeeded
-            node = Node.parse(loss["node"])
-            name = node.role if node == COORDINATOR else f"{node.role} {node.index}"
-            if (node == COORDINATOR and not status) or (node.role == "shard" and _ends(f"{name} ", status, reason)):
-                raise ProcessLost(f"{name} (pid {loss['pid']}) was lost: {loss['why']}")
-        if _ends("shard", status, reason) and not self.several:  # one that was killed, as it hung
-            raise ProcessLost(reason)
+        lost = self._exits.lost(status, reason)
+        if lost and status != "moved":
+            raise ProcessLost(lost)
+        if not lost:
+            self._exits.blame()
         if not status:
             raise SquallError("all processes of the run were killed")
         if status == "moved" and not self._stops:
@@ -214,10 +199,10 @@ class LocalRun:
         """Have the run begin again from its newest snapshot, in the same nurseries."""
         assert self._head is not None
         assert self._again is not None
-        snapshot = self._again.lost(why) if self._replaced else self._again.moved(why)
-        self._replaced = False
+        snapshot = self._again.lost(why) if self._goes_back else self._again.moved(why)
+        self._goes_back = False
         self._over, self.listening, self._moved = None, False, True
-        self._exits.clear()
+        self._exits = Exits()
         self._head.again(snapshot)
 
     def _replace_nursery(self, why: str) -> None:
@@ -225,8 +210,7 @@ class LocalRun:
 
         Raises `ProcessLost` where nothing is to begin again from here.
         """
-        allowed = self._again is not None and self._again.allowed and not self._stops
-        if self._head is None or not self._head.begun or not allowed:
+        if self._head is None or not self._begins_again:
             raise ProcessLost(why)
         if not self.gone():
             raise ProcessLost(f"{why}; {STAY}")
@@ -235,8 +219,14 @@ class LocalRun:
         self._start_nursery()
         self._give_task()
         self._head.renew(self._pipe)
-        self._replaced = True
+        self._goes_back = True
         self._end_elsewhere("moved", why)
+
+    @property
+    def _begins_again(self) -> bool:
+        """On several machines it does, on those that stay."""
+        allowed = self._again is not None and self._again.allowed and not self._stops
+        return self._head is not None and self._head.begun and allowed
 
     @property
     def several(self) -> bool:
@@ -278,16 +268,3 @@ class LocalRun:
             self._pipe.say(kind="kill")
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
-
-
-def _ends(name: str, status: str, reason: str) -> bool:
-    """That it was lost is why the run has ended."""
-    return not status or (status == "failed" and reason.startswith(name) and " was lost" in reason)
-
-
-def _lost(told: str) -> str:
-    """Why a process could not succeed another, in words; empty where it is something else that it has raised."""
-    kind = f"{ProcessLost.__module__}.{ProcessLost.__name__}: "
-    found = decode(told)
-    message = found.message if found is not None else ""
-    return message.removeprefix(kind).partition("\n")[0] if message.startswith(kind) else ""
