@@ -47,13 +47,27 @@ def test_nobody_to_hit_is_told(run_dir: Path) -> None:
     ("flags", "says"),
     [
         ((), "no fault is asked for: give --kill shard"),
-        (("--cut",), r"--cut is for the network of a machine.*iptables"),
+        (("--cut", "--machines", "1"), "of a run on one machine no network can be cut, so give 2 or more"),
         (("--kill", "any", "--detach"), "--detach leaves a run alone"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(flags: tuple[str, ...], says: str, capsys: Any) -> None:
     assert main(["chaos", str(FILE), *flags]) == 1
     assert re.search(says, capsys.readouterr().err)
+
+
+@deep.only
+def test_machines_that_are_cut_off_are_lost_and_join_anew(run_dir: Path) -> None:
+    """Each is in a network of its own. It is cut off for longer than a machine may be silent."""
+    flags = ("--cut", "--machines=3", "--every", "6s", "--lasting", "4s", "--seconds", "20", "--snapshot-every-s", "1")
+    ended = chaos(run_dir, *flags, "--replicas", "3", "--shards", "2", "--epochs", "100000")
+    if "no network of its own can be made here" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search(r"machine \d is cut off, for 4 s", ended.stdout)
+    assert re.search(r"machine \d was lost: nothing was heard of it for 2 s", ended.stderr)
+    assert re.search(r"squall: machine 3 has joined", ended.stderr)
+    assert ended.stdout.endswith("The promises held.\n")
 
 
 @deep.only

@@ -11,15 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from squall.chaos.machines import Machines
 from squall.chaos.processes import ANY, Family, Found
 
-KILL, PAUSE, FILL_DISK = "kill", "pause", "fill-disk"
+KILL, PAUSE, FILL_DISK, CUT = "kill", "pause", "fill-disk", "cut"
 
 
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    role: str = ANY  # whom it hits; a full disk hits all
+    role: str = ANY  # whom it hits; a full disk hits all, and a cut a machine
 
 
 @dataclass
@@ -39,8 +40,15 @@ class Injury:
     without_s: float = 0.0
 
 
-def bring(fault: Fault, family: Family, chance: random.Random, at_s: float) -> Injury | None:
-    """None: there is nobody whom it could hit, at the moment."""
+def bring(
+    fault: Fault, family: Family, chance: random.Random, at_s: float, machines: Machines | None = None
+) -> Injury | None:  # fmt: skip
+    """None: there is nobody whom it could hit, at the moment. `machines`: the run's others, of which one may be cut."""
+    if fault.kind == CUT:
+        assert machines is not None
+        number = chance.choice(machines.numbers)
+        machines.cut(number)
+        return Injury(at_s, f"machine {number} is cut off", partial(machines.heal, number))
     victims = family.of(fault.role)
     if not victims:
         return None

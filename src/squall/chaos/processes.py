@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,15 +31,19 @@ class Found(NamedTuple):
 
 
 class Family:
-    """All that a process has started, directly or not. What was seen once is known also when its parent has died."""
+    """All that some processes have started, directly or not. Who was seen once is known behind its parent's death, too."""
 
     def __init__(self, root: int) -> None:
-        self._root = root
+        self._roots = {root}
         self._seen: dict[tuple[int, str], Found] = {}
 
+    def adopt(self, roots: Iterable[int]) -> None:
+        """What these have started as well."""
+        self._roots |= set(roots)
+
     def look(self) -> list[Found]:
-        """Those that live, without the first."""
-        for pid in _below([self._root, *(found.pid for found in self._seen.values() if found.lives)]):
+        """Those that live, without those that have started all."""
+        for pid in _below([*self._roots, *(found.pid for found in self._seen.values() if found.lives)]):
             if started := _started(pid):
                 self._seen[pid, started] = Found(pid, started, _name(pid))
         return [found for found in self._seen.values() if found.lives]

@@ -9,14 +9,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from squall.chaos.faults import KILL, Fault, Injury, bring
+from squall.chaos.machines import Machines
 from squall.chaos.outcome import Outcome
 from squall.chaos.processes import Family
 from squall.chaos.updates import Updates
+from squall.launchers.joining.token import VARIABLE, Token
 
 POLL_S = 0.01
 LOOK_EVERY_S = 0.25  # for new processes
@@ -38,6 +40,7 @@ class Plan:
         moment: further moments at which alone a fault comes, such as the one of a snapshot; None: any.
         begun: faults come only while it trains; else from the start.
         at_most: so many.
+        machines: of the run. All but the first are made here (`Machines`), where `apart` has returned.
     """
 
     faults: Sequence[Fault]
@@ -47,6 +50,7 @@ class Plan:
     moment: Moment | None = None
     begun: bool = True
     at_most: float = math.inf
+    machines: int = 1
 
 
 @dataclass
@@ -62,8 +66,9 @@ class Trial:
     def go(self, command: Sequence[str], output: int | None = None) -> Outcome:
         """`output`: what both outputs of the command lead to; None: to those of this process."""
         with tempfile.TemporaryDirectory(prefix="squall-chaos-") as home:
-            own, before = {**os.environ, "TMPDIR": home}, set(_shared())
+            own, before = {**os.environ, "TMPDIR": home, VARIABLE: Token.for_all().text()}, set(_shared())
             with (
+                Machines(self.plan.machines) if self.plan.machines > 1 else nullcontext() as self._machines,
                 subprocess.Popen(command, env=own, stdout=output, stderr=output) as run,
                 closing(Updates(self.directory)) as self._updates,
             ):
@@ -72,8 +77,11 @@ class Trial:
                 self._began = self._moved_at = self._looked_at = -math.inf
                 self._next_at = math.inf if self.plan.begun else -math.inf
                 self._heals: list[tuple[float, Injury]] = []
+                if self._machines is not None:
+                    self._machines.begin(own)
                 self._attend(run)
-            left = [*self._left(), *map(str, Path(home).glob("squall-*")), *map(str, set(_shared()) - before)]
+                left = self._machines.end(GONE_WITHIN_S) if self._machines is not None else []
+            left += [*self._left(), *map(str, Path(home).glob("squall-*")), *map(str, set(_shared()) - before)]
         outcome = Outcome(self.directory, run.returncode, self.injuries, left)
         if outcome.ended != "finished" and self.injuries:
             self.injuries[-1].without_s = math.inf
@@ -97,6 +105,8 @@ class Trial:
             self._on_update(now)
         if now >= self._looked_at + LOOK_EVERY_S:
             self._looked_at = now
+            if self._machines is not None:
+                self._family.adopt(self._machines.turn(now))
             self._family.look()
         self._heal(now)
         due = now >= self._next_at and len(self.injuries) < self.plan.at_most
@@ -115,7 +125,7 @@ class Trial:
     def _strike(self, now: float) -> None:
         fault = self._chance.choice(self.plan.faults)
         at_s = max(0.0, now - self._began) if not math.isinf(self._began) else 0.0
-        injury = bring(fault, self._family, self._chance, at_s)
+        injury = bring(fault, self._family, self._chance, at_s, self._machines)
         if injury is None:
             return  # they may be there in a moment
         self.injuries.append(injury)

@@ -7,11 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_CUT = (
-    "--cut is for the network of a machine, and `squall chaos` has the processes of this one: where a run has several,"
-    " cut it there (`iptables -A INPUT -s OTHER -j DROP` on one of them, and -D to heal it), or see"
-    " `python -m benchmarks machines`, which makes machines of network namespaces"
-)
 ROLES = ("replica", "shard", "evaluator", "coordinator", "nursery", "loader", "any")
 
 
@@ -41,7 +36,14 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         "--fill-disk", action="store_true", default=argparse.SUPPRESS,
         help="for a while no process can make a file longer (a limit of its own: the real disk stays as it is)",
     )  # fmt: skip
-    parser.add_argument("--cut", action="store_true", default=argparse.SUPPRESS, help="refused: it says what to do")
+    parser.add_argument(
+        "--cut", action="store_true", default=argparse.SUPPRESS,
+        help="cut a machine's network for a while; who is lost so joins anew",
+    )  # fmt: skip
+    parser.add_argument(
+        "--machines", type=int, default=argparse.SUPPRESS, metavar="N",
+        help="network namespaces of this machine are the others (1; with --cut 2)",
+    )  # fmt: skip
     parser.add_argument("--every", type=duration, default=argparse.SUPPRESS, metavar="2s", help="between faults (2s)")
     parser.add_argument("--lasting", type=duration, default=argparse.SUPPRESS, metavar="1s", help="of what heals (1s)")
     parser.add_argument(
@@ -64,7 +66,8 @@ def duration(text: str) -> float:
 
 
 def _chaos(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
-    from squall.chaos.faults import FILL_DISK, KILL, PAUSE, Fault
+    from squall.chaos.faults import CUT, FILL_DISK, KILL, PAUSE, Fault
+    from squall.chaos.machines import HEAD, apart
     from squall.chaos.trial import Plan, Trial
     from squall.cli.detach import wanted
     from squall.run import new_directory
@@ -75,14 +78,20 @@ def _chaos(options: argparse.Namespace, local: object, commanded_at: float) -> t
     _add_own(own)
     given, training = own.parse_known_args(options.training)
     chosen = {**vars(options), **vars(given)}
-    if chosen.get("cut"):
-        raise ValueError(_CUT)
     faults = [Fault(kind, role) for kind in (KILL, PAUSE) for role in chosen.get(kind, ())]
     faults += [Fault(FILL_DISK)] if chosen.get("fill_disk") else []
+    faults += [Fault(CUT)] if chosen.get("cut") else []
     if not faults:
-        raise ValueError("no fault is asked for: give --kill shard, --kill any, --pause replica, or --fill-disk")
+        raise ValueError("no fault is asked for: give --kill shard, --kill any, --pause replica, --fill-disk or --cut")
+    machines = chosen.get("machines", 2 if chosen.get("cut") else 1)
+    if machines < 1 + ("cut" in chosen):
+        raise ValueError(f"--machines {machines}: of a run on one machine no network can be cut, so give 2 or more")
+    if machines > 1:
+        apart(sys.argv[1:])
+        training += ["--machines", str(machines), "--listen", HEAD]
     plan = Plan(
-        faults, every_s=chosen.get("every", 2.0), lasting_s=chosen.get("lasting", 1.0), seed=chosen.get("seed", 0)
+        faults, every_s=chosen.get("every", 2.0), lasting_s=chosen.get("lasting", 1.0), seed=chosen.get("seed", 0),
+        machines=machines,
     )  # fmt: skip
     directory = new_directory(chosen.get("run_dir"))
     command = [

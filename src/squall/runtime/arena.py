@@ -1,7 +1,7 @@
 """The memory that the processes of one host share: each replica's weights and gradient buffers.
 
-The arena is an unnamed file: it is made under /dev/shm with mode 0600 and unlinked before anything is written to it,
-so that whatever dies, and however, nothing stays behind. Processes get it by being forked from the one that made it.
+The arena is a file under /dev/shm with mode 0600 that has no name (O_TMPFILE), so that whatever dies, and however,
+nothing stays behind. Processes get it by being forked from the one that made it.
 Its pages are reserved at once: too small a /dev/shm is an answer here, not a SIGBUS later. Where a run has several
 machines each has an arena with room for all slots, and reserves what is used there: a number has the same place on
 every machine.
@@ -154,9 +154,9 @@ def _reserve(directory: Path, size: int, spans: Sequence[Span]) -> tuple[mmap.mm
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < sum(stop - start for start, stop in spans):
         raise OSError(28, f"{_mib(free.f_bavail * free.f_frsize)} free")
-    handle, name = tempfile.mkstemp(prefix="squall-", dir=directory)  # mode 0600
+    with tempfile.TemporaryFile(buffering=0, prefix="squall-", dir=directory) as file:  # mode 0600
+        handle = os.dup(file.fileno())
     try:
-        os.unlink(name)
         os.truncate(handle, size)
         for start, stop in spans:
             if start < stop:  # replicas without shards have no buffers here
