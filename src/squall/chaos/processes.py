@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 class Family:
-    """All that some processes have started, directly or not. Who was seen once is known behind its parent's death, too."""
+    """All that some processes have started, directly or not. It knows them behind the deaths of their parents, too."""
 
     def __init__(self, root: int) -> None:
         self._roots = {root}
