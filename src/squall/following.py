@@ -27,14 +27,15 @@ def follow(path: Path, quiet: bool = False) -> None:
     _check(path)
     if running.ended(path, 0.0):
         return
-    over, known = False, 0
-    while not over:
-        beginning = _Beginning()
+    over, went_back, known = False, False, 0
+    while not over or went_back:
+        beginning, before = _Beginning(), over
         seen: list[Viewer] = [beginning] if quiet else [ProgressViewer(known=known), beginning]
         with closing(Viewers(path / "run.sqlite", seen)) as viewers:
+            viewers.look(time.monotonic())
             while not (over := running.ended(path, LOOK_S)) and beginning.count < 2:
                 viewers.look(time.monotonic())
-        known = beginning.events
+        went_back, known = beginning.count > 1 and not before, beginning.events
 
 
 class _Beginning:
