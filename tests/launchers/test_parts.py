@@ -11,6 +11,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def started(directory: Path, *flags: str, **environment: str) -> Started:
 )
 def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str, workers: str) -> None:
     """Processes that load data, which the first part has too, do not keep it."""
-    run = started(tmp_path / "parted", "--epochs", "100000", WORKERS=workers, EXAMPLES="1024")
+    run = started(tmp_path / f"parted-{uuid4().hex[:8]}", "--epochs", "100000", WORKERS=workers, EXAMPLES="1024")
     try:
         for replica in range(2):
             run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
