@@ -111,7 +111,7 @@ def test_a_part_that_dies_is_its_replicas_death(tmp_path: Path, victim: str, wor
 @deep.only
 def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: Path) -> None:
     """Replica 0 waits for a round in which replica 1 does not push, because it is stopped."""
-    run = started(tmp_path / "idle", "--epochs", "1000", "--strategy", "synchronous")
+    run = started(tmp_path / f"idle-{uuid4().hex[:8]}", "--epochs", "1000", "--strategy", "synchronous")
     try:
         for replica in range(2):
             run.wait_rows(ProgressRow, lambda row, replica=replica: row.replica == replica)
@@ -139,7 +139,7 @@ def at_rest(looks: deque[list[str]], *pids: int) -> bool:
 
 @pytest.mark.parametrize("raises", ["replica 0 part 1", "replica 0 of"])
 def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises: str) -> None:
-    run = started(tmp_path / "raising", RAISES=raises)
+    run = started(tmp_path / f"raising-{uuid4().hex[:8]}", RAISES=raises)
     try:
         status, _, err = run.finish()
         assert status == 1, err
@@ -153,7 +153,7 @@ def test_what_a_part_raises_is_told_as_the_users_mistake(tmp_path: Path, raises:
 
 @deep.only
 def test_a_run_with_parts_is_interrupted_and_resumed_with_one(tmp_path: Path) -> None:
-    run = started(tmp_path / "stopped", "--epochs", "1000")
+    run = started(tmp_path / f"stopped-{uuid4().hex[:8]}", "--epochs", "1000")
     try:
         run.wait_rows(ProgressRow, lambda row: True)
         run.process.send_signal(signal.SIGINT)
