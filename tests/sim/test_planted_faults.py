@@ -30,7 +30,7 @@ from squall.protocol.messages import Cover, Evaluated, Exchange, Exchanged, View
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import EvaluationAsked, LeaseEnded
 from squall.protocol.nursery import NurseryMachine
-from squall.protocol.nursery_messages import Heard, Refused, Replaced
+from squall.protocol.nursery_messages import Heard, Refused, Replaced, StartProcess
 from squall.protocol.placing import Placing
 from squall.protocol.pushed_work import PushedWork, covered
 from squall.protocol.replacing import LOST_IN_A_ROW
@@ -539,6 +539,10 @@ def last_is_best(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("squall.protocol.evaluator.better", lambda metric, value, than: True)
 
 
+def leaving_starts_nothing(original: Any, nursery: NurseryMachine, message: Any, now: float) -> Any:
+    return [] if isinstance(message, StartProcess) and nursery._leaving else original(nursery, message, now)
+
+
 def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, applied: Any, effects: Any) -> None:
     if coordinator.dealer.portions is not None:
         coordinator.dealer.portions.lose(node)
@@ -715,6 +719,11 @@ STORM = Weather(0, 100.0, loss=0.0, duplication=0.0, jitter_s=0.02)
 
 # Mistakes that were in the protocol: a small world that shows each, the patch that makes it again, the invariant.
 FOUND: dict[str, tuple[Chaos, Patch, str]] = {
+    "a shard that was killed on a machine that leaves was not started again, and the last snapshot waited for it": (
+        rebuilt(2611261688, faults=[4, 11], parts=1),
+        wrapped(NurseryMachine, "_on_message", leaving_starts_nothing),
+        "I5",
+    ),
     "a batch that was tried again shifted the fetches, and pushes went beyond the delay bound": (
         rebuilt(1435, faults=[0], shards=1, epochs=2, keeps=False),
         PLANTED["a batch that is tried again shifts the fetches"].plant, "I3"),

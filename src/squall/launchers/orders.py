@@ -166,13 +166,10 @@ class Orders:
     def _machine(self) -> int:
         return self._member.machine if self._member is not None else 0
 
-    def _order(
-        self, plan: Plan, said: dict[str, Any], seats: Seats, listeners: dict[Node, socket.socket]
-    ) -> Order:  # fmt: skip
+    def _order(self, plan: Plan, said: dict[str, Any], seats: Seats, listeners: dict[Node, socket.socket]) -> Order:
         member = self._member
         if member is None:
-            # Held by this process, and by all forked from it, to their end.
-            self._lock, before = self._head.take(), self._lock
+            self._lock, before = self._head.take(), self._lock  # held by all that are forked from here, to their end
             if before is not None:
                 os.close(before)
             directory = Path(said["directory"])
@@ -228,7 +225,7 @@ class Orders:
         """
         while True:
             attends = member.attendant.open and not self._unready
-            ready = wait([self._head.connection, *([member.attendant.connection] if attends else [])])
+            ready = wait([self._head.connection, member.attendant.connection][: 1 + attends])
             if member.attendant.connection in ready:  # it says one thing only, or is gone
                 if not self._ready:
                     self.tell(LEFT)
