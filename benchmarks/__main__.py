@@ -11,6 +11,7 @@ from benchmarks import (
     forecast,
     forecast_links,
     forecast_parts,
+    gpu,
     inference,
     links,
     live,
@@ -30,6 +31,7 @@ from benchmarks import (
     throughput,
     week,
 )
+from benchmarks.gpu import NoGpu
 from benchmarks.namespaces import NoNamespaces
 from benchmarks.results import FILE, write
 
@@ -39,7 +41,7 @@ BENCHMARKS: dict[str, Any] = {
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
     "machines": machines, "spread-parts": spread_parts, "ray-start": ray_start, "forecast-links": forecast_links,
     "forecast-parts": forecast_parts, "predict": predict, "inference": inference, "live": live,
-    "succession": succession,
+    "succession": succession, "gpu": gpu,
 }  # fmt: skip
 
 if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:
@@ -47,6 +49,6 @@ if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:
 for name in sys.argv[1:] or BENCHMARKS:
     try:
         write(BENCHMARKS[name].measure())
-    except NoNamespaces as error:
+    except (NoNamespaces, NoGpu) as error:
         print(f"{name} is left out: {error}")
 print(f"written to {FILE}")

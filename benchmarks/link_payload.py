@@ -71,7 +71,10 @@ class Anybody:
 
     def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None: ...
 
-    def admit(self, node: Node, machine: int) -> None: ...
+    def admit(self, node: Node, machine: int, address: str = "") -> None: ...
+
+    def has(self, node: Node) -> bool:
+        return False
 
     def vouches(self, authority: str, node: Node) -> bool:
         return True

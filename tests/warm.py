@@ -161,6 +161,7 @@ def _run(be: Callable[..., None], cwd: str, variables: dict[str, str], draws: bo
     multiprocessing.set_start_method("fork", force=True)  # as it is in any process that was not made by a server
     os.environ.clear()
     os.environ.update(variables)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # who looked for a GPU otherwise could fork nobody who uses it
     tempfile.tempdir = None  # it is looked for in these variables
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)

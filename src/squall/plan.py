@@ -47,6 +47,8 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
+    if settings.copies > 1 and (why := _not_copied(recipe, settings)):
+        raise ValueError(f"copies is {settings.copies}, and {why}: leave it out")
     if settings.least_replicas is not None:
         fits = 1 <= settings.least_replicas <= recipe.replicas
         require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
@@ -95,6 +97,21 @@ def _check_parts(recipe: Recipe, settings: Settings, device: str) -> None:
             f"parts is {settings.parts} on several machines, where parts compute on CPUs for now: use device='cpu', or"
             " one machine"
         )
+
+
+def _not_copied(recipe: Recipe, settings: Settings) -> str:
+    """Why nobody holds a shard twice; empty where it goes."""
+    if recipe.alone:
+        return "SingleProcess is one process"
+    if isinstance(recipe.work, Collective):
+        return "every member of AllReduce has the weights already"
+    if isinstance(recipe.work, BatchMethod):
+        return "shards of Sandblaster have no backups yet"
+    if not isinstance(recipe.work, Loop):
+        return "there are no shards"
+    if recipe.work.update.compensation is not None:
+        return "a shard that compensates staleness needs what replicas have fetched, which its backup does not have"
+    return "shards of replicas of several parts have no backups yet" if settings.parts > 1 else ""
 
 
 def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:

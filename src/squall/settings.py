@@ -54,6 +54,10 @@ class Settings:
             run. "skip:20": another limit. Skipping is not for AllReduce, SingleProcess and Sandblaster.
         tensorboard: write event files for TensorBoard into the run's directory, under tensorboard/, while the run goes
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
+        copies: processes that hold each shard. With 2 what a shard has acknowledged outlives its machine: a backup on
+            another machine has it before it is said, and takes over. Both are on this one where there is no other. Not
+            for AllReduce, whose members all have the weights, nor, for now, for Sandblaster and replicas of several
+            parts.
         restarts: how often in a row, without a new snapshot between, a run starts again by itself from its newest
             snapshot when what it cannot go on without was lost: its nursery, or a machine with a shard; 0: never.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
@@ -80,6 +84,7 @@ class Settings:
     progress: bool = True
     tensorboard: bool = False
     live: bool = False
+    copies: int = 1
     restarts: int = 3
     slow: float | None = None
 
@@ -95,6 +100,9 @@ class Settings:
         require("threads", threads, threads is None or threads >= 1, "at least 1, or None to divide the cores")
         require("shard_threads", self.shard_threads, self.shard_threads >= 1, "at least 1")
         require("slow", slow, slow is None or 0 < slow <= 1, "above 0 and at most 1, such as 0.1")
+        require("copies", self.copies, self.copies in (1, 2), "1 or 2")
+        if self.copies > 1 and self.launcher == "inline":
+            raise ValueError(f"copies is {self.copies}, and an inline run is in one process: leave one of them out")
         require("restarts", self.restarts, isinstance(self.restarts, int) and self.restarts >= 0, "0, or more")
         machines = self.machines
         require("machines", machines, machines is None or machines >= 1, "at least 1")

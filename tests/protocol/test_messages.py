@@ -24,6 +24,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.floats(kind.ge, kind.le, allow_nan=False)
         case inspect.BoolType():
             return st.booleans()
+        case inspect.BytesType():
+            return st.binary(max_size=20)
         case inspect.StrType():
             return st.text(max_size=20)
         case inspect.NoneType():

@@ -115,7 +115,7 @@ class Broken:
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         self.sent.append(frame.number)
 
-    def admit(self, node: Node, machine: int) -> None:
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
         raise AssertionError
 
     def forget(self, node: Node) -> None:

@@ -79,7 +79,7 @@ class Line:
         if to in (SHARD, R0):
             self.asked.append((to, frame.message))
 
-    def admit(self, node: Node, machine: int) -> None: ...
+    def admit(self, node: Node, machine: int, address: str = "") -> None: ...
 
     def forget(self, node: Node) -> None:
         self.forgotten.append(node)

@@ -445,14 +445,14 @@ def nobody_in_their_place(
         original(staffing, node, why, now, effects, blameless)
 
 
-def members_for_too_long(original: Any, staffing: Staffing, machine: int, *given: Any) -> None:
+def members_for_too_long(original: Any, staffing: Staffing, machine: int, *given: Any, **named: Any) -> None:
     """The leases of a lost machine's replicas are dealt again before shards know that these are gone."""
     assert isinstance(staffing, LoopCoordinator)
     nodes = [node for node in staffing._placing.there(machine) if node in staffing.members.live]
     for node in nodes:
         for ended in staffing.leases.give_back(node):
             staffing._close(ended, given[-1])
-    original(staffing, machine, *given)
+    original(staffing, machine, *given, **named)
 
 
 def handed_over(original: Any, machines: WorldMachines, linked: Linked, to: Node, parcel: Any) -> None:
@@ -463,8 +463,8 @@ def handed_over(original: Any, machines: WorldMachines, linked: Linked, to: Node
         machines._world.post(to, FrameArrived(sender, frame))
 
 
-def news_ignored(original: Any, nursery: NurseryMachine, message: Any, now: float) -> list[Effect]:
-    effects: list[Effect] = [] if isinstance(message, Replaced) else original(nursery, message, now)
+def news_ignored(original: Any, nursery: NurseryMachine, sender: Node, message: Any, now: float) -> list[Effect]:
+    effects: list[Effect] = [] if isinstance(message, Replaced) else original(nursery, sender, message, now)
     return effects
 
 
@@ -539,8 +539,8 @@ def last_is_best(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("squall.protocol.evaluator.better", lambda metric, value, than: True)
 
 
-def leaving_starts_nothing(original: Any, nursery: NurseryMachine, message: Any, now: float) -> Any:
-    return [] if isinstance(message, StartProcess) and nursery._leaving else original(nursery, message, now)
+def leaving_starts_nothing(original: Any, nursery: NurseryMachine, sender: Node, message: Any, now: float) -> Any:
+    return [] if isinstance(message, StartProcess) and nursery._leaving else original(nursery, sender, message, now)
 
 
 def spoilt_sums_used(original: Any, coordinator: BatchCoordinator, node: Node, applied: Any, effects: Any) -> None:

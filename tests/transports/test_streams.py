@@ -61,7 +61,7 @@ class End:
         if type(message) is Stop:
             raise ValueError("nobody says that")
 
-    def admit(self, node: Node, machine: int) -> None:
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
         raise AssertionError
 
     def reports(self, node: Node) -> bool:

@@ -64,12 +64,18 @@ def add_common(group: Any, parts: str) -> None:
     hang = "without a step: who hangs (default: 30; 0: nobody)"
     group.add_argument("--hang-after", dest="hang_after_s", type=float, metavar="S", help=hang)
     add_restarts(group, default=3)
+    add_copies(group, default=1)
     group.add_argument("--run-dir", help="directory of the run (default: the next under runs/)")
 
 
 def add_restarts(group: Any, default: int | None) -> None:
     text = "new starts after all is lost (default: 3)"
     group.add_argument("--restarts", type=int, default=default, metavar="N", help=text)
+
+
+def add_copies(group: Any, default: int | None) -> None:
+    text = "2: shards outlive their machines (default: 1)"
+    group.add_argument("--copies", type=int, default=default, metavar="N", help=text)
 
 
 def add_machines(group: Any) -> None:
@@ -126,7 +132,5 @@ def add_keep_best(group: Any) -> None:
     group.add_argument("--keep-best", metavar="METRIC", help="the best evaluation's weights, too (best.safetensors)")
 
 
-def add_patience(group: Any, judged: str = "by --keep-best, else --until, else the loss") -> None:
-    group.add_argument(
-        "--patience", type=int, metavar="N", help=f"after N evaluations in a row without a better one ({judged})"
-    )
+def add_patience(group: Any, judged: str = " (see --keep-best)") -> None:
+    group.add_argument("--patience", type=int, metavar="N", help=f"after N evaluations no better{judged}")

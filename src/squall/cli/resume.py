@@ -14,6 +14,7 @@ import msgspec
 from squall.cli.detach import add_detach, begins
 from squall.cli.flags import (
     SAVES_ITSELF,
+    add_copies,
     add_keep_best,
     add_limits,
     add_live,
@@ -58,6 +59,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     add_tensorboard(kept)
     add_live(kept)
     add_restarts(again, default=None)
+    add_copies(again, default=None)
     add_detach(again)
     again.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -92,8 +94,16 @@ def _settings(old: Settings, options: argparse.Namespace) -> Settings:
     tensorboard = old.tensorboard or options.tensorboard
     on_nan = options.on_nan or old.on_nan
     again = old.restarts if options.restarts is None else options.restarts
+    copies = old.copies if options.copies is None else options.copies
     return dataclasses.replace(
-        old, parts=parts, spread_parts=spread, tensorboard=tensorboard, live=options.live, on_nan=on_nan, restarts=again
+        old,
+        parts=parts,
+        spread_parts=spread,
+        tensorboard=tensorboard,
+        live=options.live,
+        on_nan=on_nan,
+        restarts=again,
+        copies=copies,
     )
 
 

@@ -29,7 +29,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         add_strategy_flags(script, before_script(arguments))
     ends = script.add_argument_group("when it ends, beside the script's own end")
     ends.add_argument("--until", metavar="METRIC=VALUE", help="when a metric that the script logs is reached")
-    add_patience(ends, "in --until's metric, else in the loss, as the script logs them")
+    add_patience(ends, " in --until's metric, else in the loss, as the script logs them")
     add_seconds(ends)
     how = script.add_argument_group("where and how")
     add_common(how, "processes of a replica, each of which runs the script (see Session.group)")

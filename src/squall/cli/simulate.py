@@ -45,7 +45,9 @@ def _add_world_flags(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("replicas", "shards", "examples", "epochs", "machines", "parts"):
         parser.add_argument(f"--{name}", type=int, help="in place of what the seed says")
-    parser.add_argument("--answers", action="store_true", help="a world that trains nothing, as squall predict")
+    from squall.sim.proof.soak import add_kinds
+
+    add_kinds(parser)
     parser.add_argument("--no-evaluator", dest="evaluate", action="store_false", help="without evaluations")
     parser.add_argument("--no-snapshots", action="store_true", help="without a snapshot before the end")
     parser.add_argument("--no-script", dest="scripted", action="store_false", help="without loops of users' own")
@@ -74,8 +76,7 @@ def _simulate(options: argparse.Namespace, local: object, commanded_at: float) -
 
 
 def _world(options: argparse.Namespace) -> Chaos:
-    from squall.sim.proof.chaos import chaos
-    from squall.sim.proof.soak import SIZES, rebuilt
+    from squall.sim.proof.soak import KINDS, SIZES, rebuilt
 
     if options.seed < 0:
         raise ValueError(f"--seed is {options.seed}: worlds are numbered from 0 on")
@@ -86,8 +87,8 @@ def _world(options: argparse.Namespace) -> Chaos:
     changes |= dict.fromkeys((name for name in ("evaluate", "scripted", "keeps") if not getattr(options, name)), False)
     if options.no_snapshots:
         changes["snapshot_every_s"] = None
-    count = len(chaos(options.seed).faults)
+    count = len(KINDS[options.kind](options.seed).faults)
     wrong = [number for number in options.faults or () if not 0 <= number < count]
     if wrong:
         raise ValueError(f"--faults has {wrong[0]}: world {options.seed} has {count} faults, numbered from 0 on")
-    return rebuilt(options.seed, options.faults, options.answers, **changes)
+    return rebuilt(options.seed, options.faults, options.kind, **changes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from squall.usercode.blame import encode
 from squall.usercode.sources import Sources, show
 from squall.vector import Layout
 
+CUDA_ERROR_NOT_INITIALIZED = 3
+
 
 def build_task(message: dict[str, Any]) -> Task:
     sources: Sources = message["sources"]
@@ -41,9 +45,31 @@ def build_task(message: dict[str, Any]) -> Task:
         raise TaskError(encode(error)) from error
     show(Sources.now(f"{sources.file}:").imported)
     warn_of_threads("the task function")
-    if torch.cuda.is_initialized():
-        raise TaskError("the task function used CUDA: build the model on the CPU and pass device='cuda' to fit")
+    if torch.cuda.is_initialized() or (message["plan"].device != "cpu" and _cuda_has_begun()):
+        raise TaskError(
+            "the task function used CUDA, as a backward pass does where there is a GPU: build the model on the CPU, and"
+            " pass device='cuda' to fit"
+        )
     return task
+
+
+def _cuda_has_begun() -> bool:
+    """In this process, so that none that it forks could begin. torch knows of what it has done itself alone."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
+
+
+@contextmanager
+def without_gpus() -> Iterator[None]:
+    """torch finds none."""
+    found, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = found
 
 
 def warn_of_threads(culprit: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from squall.errors import SquallError, TaskError
 from squall.launchers.inventory import in_words, inventory
 from squall.launchers.member_messages import understood
-from squall.launchers.orders import Facts, give_files
+from squall.launchers.orders import LISTEN, Facts, give_files
 from squall.launchers.roster import Gathered, Launched, Step, Wanted
 from squall.protocol.nodes import Node
 from squall.protocol.placing import places_taken
@@ -213,7 +213,7 @@ class Gathering:
         wanted = self._wanted
         parts = Parts(wanted.parts, wanted.spread_parts, wanted.threads)
         try:
-            found = place(self._recipe, [machine.room.spread for machine in machines], at_most, parts)
+            found = place(self._recipe, [machine.room.spread for machine in machines], at_most, parts, wanted.copies)
         except ValueError as error:
             self._tell(f"{error}: more machines have to join")
             return False
@@ -248,7 +248,7 @@ class Gathering:
     def _listening(self, number: int) -> set[str]:
         """The processes of a machine that others call."""
         seats = self.seats.items()
-        return {str(Node(*each)) for each, at in seats if at == number and each[0] in ("coordinator", "shard")}
+        return {str(Node(*each)) for each, at in seats if at == number and each[0] in LISTEN}
 
     def _seat(self, machine: Gathered) -> None:
         seats = [(role, index, at) for (role, index), at in self.seats.items()]

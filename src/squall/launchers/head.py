@@ -275,7 +275,7 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     kept = 2e9 * settings.keep_schedule if isinstance(settings.keep_schedule, int | float) else math.inf
     wanted = Wanted(
         settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext, settings.parts,
-        settings.spread_parts,
+        settings.spread_parts, settings.copies,
     )  # fmt: skip
     if settings.launcher == "ray":
         machines = RayMachines(plan)

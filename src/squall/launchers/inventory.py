@@ -24,8 +24,8 @@ def inventory(
 
 def _runs(machine: int, seats: Seats, parts: int) -> str:
     runs = [
-        f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard") else role
-        for role in ("coordinator", "evaluator", "shard", "replica")
+        f"{role}{'s' * (len(found) > 1)} {ranges(found)}" if role in ("replica", "shard", "backup") else role
+        for role in ("coordinator", "evaluator", "shard", "backup", "replica")
         if (found := sorted(index for (r, index), at in seats.items() if (r, at) == (role, machine)))
     ]
     there = [index for (role, index), at in seats.items() if (role, at) == ("part", machine)]

@@ -36,7 +36,8 @@ class Lookout:
 
     def prepared(self, job: Job) -> Job:
         """With the board, which all processes inherit that are forked from here on."""
-        self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic())
+        backups = job.recipe.shards if job.plan.settings.copies > 1 else 0
+        self._board = Board(job.recipe.replicas, job.recipe.shards, time.monotonic(), backups)
         # A loop may do anything between two batches, unless its user has said how long; and its steps wait for others.
         after_s = job.plan.settings.hang_after_s
         self._after_s = HANG_AFTER_S if after_s is None else after_s

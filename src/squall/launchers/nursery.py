@@ -1,8 +1,7 @@
 """The process that all others of a run are forked from, and that watches them.
 
-It imports torch and builds the task once; each role is then a fork, which takes milliseconds, shares the data's
-memory, and inherits the arena. It speaks with the launching process (`launchers.local`) and the coordinator, over
-pipes; the coordinator decides what is to run, on a link with the nursery's machine (`protocol.nursery`):
+It imports torch and builds the task once; each role is then a fork, which takes milliseconds and shares the data.
+The coordinator decides what is to run (`protocol.nursery`). Over pipes go:
 
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
     nursery -> launcher      "listening", "evaluated", "stopping", "saving", "exited", "failed", "ended"
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from squall.errors import SquallError
-from squall.launchers import scratch
+from squall.launchers import backups, scratch
 from squall.launchers.child import Child, expose
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
@@ -89,8 +88,8 @@ class Nursery:
         self._close_listeners()
 
     def _close_listeners(self, own: Node | None = None) -> None:
-        keep = [own] if own is not None else [COORDINATOR, *(Node("shard", index) for index in self._job.legacies)]
         if self._job.site is not None:
+            keep = backups.succeeded(self._job) if own is None else [own, Node(own.role, own.index)]
             self._job.site.close_listeners(keep)
 
     def watch(self) -> None:
@@ -168,9 +167,9 @@ class Nursery:
         match effect:
             case Transmit():
                 self._line.send(effect)
-            case StartMember(node, first):
+            case StartMember(node, first, ends):
                 self._firsts[node] = first
-                self._replace(node)
+                self._replace(node, ends)
             case KillMember(node, why):
                 self._kill(node, why)
             case KillMembers():
@@ -224,14 +223,16 @@ class Nursery:
         if child.node == COORDINATOR:
             self._hear()  # its last words
         elif child.ordered and not raised(self._sockets, child.node):
-            return self._tell(ProcessEnded(child.node, self._lookout.explain(code)))
+            return self._tell(backups.ended(self._job, child.node, self._lookout.explain(code)))
         if code == DONE:
             self._done(child)
         elif not self._killing:
             self._lose(child, code)
 
     def _done(self, child: Child) -> None:
-        """It has come to its end."""
+        """It has come to its end, for which the shard may wait that goes on in a backup's place."""
+        if child.node.role == "backup":
+            self._tell(ProcessEnded(child.node, "it has ended"))
 
     def _lose(self, child: Child, code: int) -> None:
         """Tell of a process that has ended before its work was done."""
@@ -242,7 +243,7 @@ class Nursery:
         if story:
             node = whole(child.node, self._job.plan.settings.parts)
             self._tell(StopRequested(f"{node.role} {node.index} raised an exception", failed=True))
-        self._tell(ProcessEnded(child.node, why))
+        self._tell(backups.ended(self._job, child.node, why))
 
     def _kill_all(self) -> None:
         self._killing = True
@@ -252,15 +253,13 @@ class Nursery:
         for child in self._children.values():
             child.kill()
 
-    # ------------------------------------------------------------ forking
-
-    def _replace(self, node: Node) -> None:
+    def _replace(self, node: Node, ends: Node | None = None) -> None:
         try:
             if node.role in ("replica", "evaluator"):
                 self._job.arena.reserve(node.index)
             elif node == COORDINATOR and isinstance(self._line, PipeLine):
                 self._line.renew()
-            self._fork(node)
+            self._fork(node, ends)
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
             self._tell(ProcessEnded(node, f"could not be started: {error}"))
 
@@ -269,7 +268,8 @@ class Nursery:
         taken = {child.turn for child in self._children.values() if child.node.role == "replica"}
         return next(turn for turn in count() if turn not in taken) if node.role == "replica" else -1
 
-    def _fork(self, node: Node) -> None:
+    def _fork(self, node: Node, ends: Node | None = None) -> None:
+        backups.prepare(self._job, node, ends, {child.node for child in self._children.values()})
         if pid := fork():
             self._look_after(node, pid)
             if node == COORDINATOR and isinstance(self._line, PipeLine):

@@ -15,7 +15,7 @@ import torch
 
 from squall.errors import SquallError, TaskError
 from squall.launchers import scratch
-from squall.launchers.building import build_task, cut
+from squall.launchers.building import build_task, cut, without_gpus
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
 from squall.launchers.joining.call import Call
@@ -100,7 +100,8 @@ def _build(launcher: ControlPipe, message: dict[str, Any], sockets: Path, member
         return
     task = build_task(message)
     recipe = message["strategy"].recipe()
-    check_optimizers(recipe)  # what a first step imports is imported here, once for all
+    with without_gpus():  # a step would look whether a GPU records it, and what is forked then could use none
+        check_optimizers(recipe)  # what a first step imports is imported here, once for all
     if isinstance(recipe.work, Collective):
         import_beforehand()
     if message["plan"].settings.parts > 1:

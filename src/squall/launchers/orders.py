@@ -45,6 +45,7 @@ MOVING = End("failed", f"{GONE} went on")
 LEFT = End("left", "this machine has left the run, which goes on without it")
 HANDED_OVER = End("left", "this machine has left the run, which goes on with its shards on others")
 FILE_PIECE_BYTES = 1 << 20
+LISTEN = ("coordinator", "shard", "backup")  # others call them, or the shard that takes over from a backup
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -248,11 +249,7 @@ def close(listeners: Mapping[Node, socket.socket]) -> None:
 
 def listeners_of(seats: Seats, machine: int) -> dict[Node, socket.socket]:
     """The sockets of those that others call, whoever they are."""
-    return {
-        Node(role, index): listening()
-        for (role, index), at in seats.items()
-        if at == machine and role in ("coordinator", "shard")
-    }
+    return {Node(role, index): listening() for (role, index), at in seats.items() if at == machine and role in LISTEN}
 
 
 def _addresses(told: dict[str, Address], head: str) -> dict[Node, Address]:

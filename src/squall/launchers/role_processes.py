@@ -67,7 +67,7 @@ class NurseryChannel:
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         self._pipe.say(kind="frame", frame=frame)
 
-    def admit(self, node: Node, machine: int) -> None:
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
         """Nobody calls over this. A script's nursery hears of replicas elsewhere, and must know where they are."""
         if node.role == "replica":
             self._pipe.say(kind="placed", replica=node.index, machine=machine)
@@ -116,7 +116,10 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         return
     name_process(node, job)
     signal.signal(signal.SIGTERM, LeftToLauncher())
-    torch.set_num_threads({"replica": job.plan.threads, "shard": job.plan.settings.shard_threads}.get(node.role, 1))
+    shard_threads = job.plan.settings.shard_threads
+    torch.set_num_threads(
+        {"replica": job.plan.threads, "shard": shard_threads, "backup": shard_threads}.get(node.role, 1)
+    )
     if node.role == "replica":
         keep_freed_memory()
     elif node.role == "shard" and job.layout.length >= UNHURRIED_ELEMENTS * job.recipe.shards:
@@ -190,7 +193,7 @@ def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     """What reaches the node's peers on other machines."""
     memory, parts = memoryview(job.arena.memory), job.plan.settings.parts
     most = ANSWERS_BYTES if isinstance(job.recipe.work, Answering) else None
-    places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts, most)
+    places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts, most, job.scratch)
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
@@ -201,7 +204,10 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
     """Whom a node connects to, on this machine or elsewhere."""
     if node == COORDINATOR:
         return []
-    shards = shard_nodes(job.recipe.shards) if node.role != "shard" else ()
+    if node.role == "backup":
+        shards: tuple[Node, ...] = (Node("shard", node.index),)
+    else:
+        shards = shard_nodes(job.recipe.shards) if node.role != "shard" else ()
     servers = (COORDINATOR, *shards) if node.role != "part" else shards
     return [server for server in servers if (job.site is None or job.site.has(server)) == here]
 
@@ -264,5 +270,5 @@ def _named(node: Node, job: Job) -> tuple[str, Node]:
 
 
 def name_process(node: Node, job: Job) -> None:
-    number = f" {node.index}" if node.role in ("replica", "shard") else ""
+    number = f" {node.index}" if node.role in ("replica", "shard", "backup") else ""
     setproctitle(f"squall {node.role}{number} of {job.directory.name}")

@@ -76,6 +76,7 @@ class Wanted(NamedTuple):
     plaintext: bool = False  # between machines
     parts: int = 1  # of each replica
     spread_parts: bool | None = False  # over as many machines as possible; None: never over two
+    copies: int = 1  # of each shard
 
 
 class Provider(Protocol):

@@ -113,9 +113,9 @@ class ScriptForks(Nursery):
             if child.node.role == "replica":
                 signal.pidfd_send_signal(child.handle, signal.SIGINT)
 
-    def _fork(self, node: Node) -> None:
+    def _fork(self, node: Node, ends: Node | None = None) -> None:
         if node.role != "replica":
-            super()._fork(node)
+            super()._fork(node, ends)
             return
         mine, theirs = Pipe()
         pid = fork()

@@ -38,6 +38,7 @@ class ScriptMember(MemberNursery, ScriptForks):
             self._answer(replica, GONE)
 
     def _done(self, child: Child) -> None:
+        super()._done(child)
         if child.node.role == "replica":
             self._launcher.say(kind="script", replica=child.node.index, said={"kind": "over"})
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from torch import nn
 
 from squall.errors import SnapshotMismatch, SquallError, TaskError
-from squall.launchers.building import warn_of_threads
+from squall.launchers.building import warn_of_threads, without_gpus
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.launching import Launching
 from squall.launchers.leaving import DONE, leave
@@ -55,7 +55,8 @@ def serve_script(
     def join(model: nn.Module, optimizer: OptimizerFactory | None, options: dict[str, Any]) -> SessionBackend:
         strategy = chosen(message["strategy"], optimizer, message["optimizer_chosen"])
         warn_of_threads("the script")
-        check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
+        with without_gpus():
+            check_optimizers(strategy.recipe())  # what torch imports for a first step would keep others waiting
         task = joined_task(model, options)
         facts, shards = Facts.of(task), strategy.recipe().shards
         if shards > facts.layout.elements:

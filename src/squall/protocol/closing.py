@@ -19,12 +19,14 @@ from enum import StrEnum
 from squall.protocol import notes
 from squall.protocol.apart import Apart
 from squall.protocol.best import Best, Verdict
+from squall.protocol.copies import Copies
+from squall.protocol.deputies import Deputies
 from squall.protocol.effects import Cause, Effect, End, Forget, Send
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
 from squall.protocol.membership import Membership
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
-from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes
+from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.protocol.nursery import LEAVE_WITHIN_S
 from squall.protocol.placing import Placing
 from squall.protocol.policy import Policy
@@ -64,6 +66,8 @@ class Closing(ABC):
         self._replacing = Replacing()
         self._placing = Placing(policy)
         self._apart = Apart(self._placing)
+        self._copies = Copies(policy, self._placing)
+        self.deputies = Deputies(policy, self._placing)
         self._heartbeats = Heartbeats(policy.pulse.every_s, policy.pulse.lost_after_s)  # of other machines' nurseries
         self._begun = False  # a replica was welcomed
         self._wanted = False  # a script asked for the end: the run has finished well
@@ -75,6 +79,11 @@ class Closing(ABC):
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
         self._deadline: float | None = None  # when this phase of the end is waited for no longer
+
+    @property
+    def home(self) -> int:
+        """The machine of this coordinator."""
+        return self._placing.home
 
     @abstractmethod
     def _over(self) -> tuple[Cause, str] | None:
@@ -262,11 +271,13 @@ class Closing(ABC):
         self._replacing.cease()
         self._heartbeats.cease()
         self._apart.cease()
+        self.deputies.wake_at = None
         effects.extend(Forget(node) for node in self.members.live if node not in self._holders)  # waited for no more
-        effects.extend(Send(holder, Stop()) for holder in self._holders)
+        deputies = [] if self.deputies.node is None or self.deputies.whole else [self.deputies.node]
+        effects.extend(Send(each, Stop()) for each in (*self._holders, *self._copies.unready, *deputies))
         if self.policy.evaluate:
             effects.append(Send(self._evaluations.evaluator, Stop()))
-        others = (machine for machine in self._placing.rooms if machine != NURSERY.index)  # that sees this process end
+        others = (machine for machine in self._placing.rooms if machine != self.home)  # that sees this process end
         effects.extend(Send(Node("nursery", machine), Stop()) for machine in others)
         status = self._failure if self.error else "finished"
         if self._hurried and not self._wanted and not self.error:

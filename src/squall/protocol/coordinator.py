@@ -12,10 +12,14 @@ from abc import abstractmethod
 
 from squall.protocol import notes
 from squall.protocol.closing import Phase, after
+from squall.protocol.copy_messages import CopyJoined, CopyKept
+from squall.protocol.deputy_staffing import DeputyStaffing
 from squall.protocol.effects import Cause, Effect, Forget, Send, WritePiece
+from squall.protocol.epoch_messages import Voted
 from squall.protocol.events import (
     Event,
     MessageArrived,
+    Moved,
     PieceWritten,
     Started,
     StopRequested,
@@ -23,7 +27,6 @@ from squall.protocol.events import (
 )
 from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
-from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
     Evaluated,
@@ -53,7 +56,7 @@ from squall.protocol.nursery_messages import (
 )
 
 
-class Coordinator(MachineStaffing):
+class Coordinator(DeputyStaffing):
     """What every coordinator does, beside the work."""
 
     # ------------------------------------------------------------ the work, which is a subclass's
@@ -86,7 +89,7 @@ class Coordinator(MachineStaffing):
     def wake_at(self) -> float | None:
         times = (
             self._deadline, self._snapshot_at, self._evaluate_at, self._ends_at, self._replacing.wake_at,
-            self._heartbeats.wake_at, self._apart.wake_at,
+            self._heartbeats.wake_at, self._apart.wake_at, self.deputies.wake_at,
         )  # fmt: skip
         return min((t for t in times if t is not None), default=None)
 
@@ -104,6 +107,8 @@ class Coordinator(MachineStaffing):
                 self._on_time(now, effects)
             case Started():
                 self._on_started(now, effects)
+            case Moved():
+                self._on_moved(now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {event!r}")
         return effects
@@ -114,6 +119,12 @@ class Coordinator(MachineStaffing):
                 raise Refusal("it joins again")
             case Join():
                 self._on_join(sender, message, now, effects)
+            case CopyJoined() if sender.role == "deputy":
+                self._on_deputy_joined(sender, message, now, effects)
+            case CopyJoined():
+                self._on_copy_joined(sender, message, now, effects)
+            case CopyKept():
+                (self.deputies if sender.role == "deputy" else self._copies).kept(sender, effects)
             case ViewSeen():
                 self._on_seen(sender, message, now, effects)
             case Left():
@@ -127,7 +138,7 @@ class Coordinator(MachineStaffing):
                     self._on_arriving(nodes, now, effects)
             case Refused(node, why):
                 self._on_refused(sender, node, why, now, effects)
-            case ProcessLost() | ProcessStuck() | StopAsked() | Leaving() | Alive() | Activity() | Joined():
+            case ProcessLost() | ProcessStuck() | StopAsked() | Leaving() | Alive() | Activity() | Joined() | Voted():
                 self._on_nursery(sender, message, now, effects)
             case Logged():
                 self._obey(self._evaluations.logged(message, effects), now, effects)
@@ -161,6 +172,9 @@ class Coordinator(MachineStaffing):
             self._evaluate_at = after(now, self.policy.evaluate_every_s)
             self._evaluations.ask(effects)
         self._look_for_silent(now, effects)
+        if _due(self.deputies.wake_at, now):
+            effects += self.deputies.ask(now)
+            self._part(now, effects)
         effects += self._apart.overdue(now)
         self._start_due(now, effects)
 
@@ -177,6 +191,7 @@ class Coordinator(MachineStaffing):
         self._replacing.joined(node, now)
         others = tuple(self._placing.apart(node).values())
         effects.append(notes.MemberJoined(node, message.pid, self._placing.on.get(node, 0), others))
+        effects += self._copies.told(node)
         if node.role == "evaluator":
             self._evaluations.replaced(node, effects)
         elif self.phase is not Phase.RUNNING:
@@ -185,6 +200,18 @@ class Coordinator(MachineStaffing):
             effects += self._apart.start(node, message.address)
             self._joins[node] = None
             self._admit(effects)
+
+    def _on_copy_joined(self, backup: Node, message: CopyJoined, now: float, effects: list[Effect]) -> None:
+        machine = self._placing.on.get(backup)
+        if machine is None:
+            return  # another one is in its place
+        if self.policy.rooms and not is_address(message.address, machine == NURSERY.index):
+            raise Refusal(f"it says that its shard is called at {message.address!r}, which is no number and port")
+        self._replacing.joined(backup, now)
+        if self.phase is Phase.ENDED:
+            effects.append(Send(backup, Stop()))
+        else:
+            self._copies.joined(backup, message, effects)
 
     def _admit(self, effects: list[Effect]) -> None:
         for node in [node for node in self._joins if self.members.slot_free(node.index)]:

@@ -22,16 +22,15 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
     """Something that the shell must do."""
 
 
-PayloadKind = Literal["gradient", "weights", "trial", "piece"]
+PayloadKind = Literal["gradient", "weights", "trial", "piece", "copy"]
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
     """Numbers that belong to a message, by their place: a shard's range of a buffer of a replica or the evaluator.
 
     Every host has such a place, or all have the same in shared memory. A later clock, or version, replaces an earlier.
-    A piece of a file belongs to the shard or replica that has written it, whose number it has for a shard: its buffer
-    counts bytes, its clock pieces, and its version is the snapshot's number. A `part` of a replica that lies on several
-    machines has its own of that range.
+    The buffer of a piece of a file counts bytes, its clock pieces, its version is the snapshot's number, and its shard
+    who has written it. A "copy" of all that a shard is counts bytes. A `part` of a replica has its own of that range.
     """
 
     kind: PayloadKind
@@ -56,7 +55,7 @@ class Send(Effect, frozen=True, gc=False):
 
 
 class Transmit(Effect, frozen=True, gc=False):
-    """Put a frame on the wire now. `again` marks a resend, whose payload is at its place already."""
+    """Put a frame on the wire now. `again`: its payload is at its place already, as that of a resend."""
 
     to: Node
     frame: Frame
@@ -65,10 +64,11 @@ class Transmit(Effect, frozen=True, gc=False):
 
 
 class Admit(Effect, frozen=True, gc=False):
-    """The process is on that machine, and may connect from there."""
+    """The process is on that machine, and may connect from there; it is called at the address, if that is given."""
 
     node: Node
     machine: int
+    address: str = ""
 
 
 class Forget(Effect, frozen=True, gc=False):
@@ -257,10 +257,11 @@ class KeepWeights(Effect, frozen=True, gc=False):
 
 
 class StartMember(Effect, frozen=True, gc=False):
-    """Launch a process for this node, on the nursery's machine. `first` is that of `StartProcess`."""
+    """Launch a process for this node, on the nursery's machine, as `StartProcess` says."""
 
     node: Node
     first: PartPlace | None = None
+    ends: Node | None = None
 
 
 class KillMember(Effect, frozen=True, gc=False):
@@ -293,8 +294,7 @@ class Cause(StrEnum):
 class End(Effect, frozen=True, gc=False):
     """Leave the shell's loop: this node's work is over."""
 
-    # "finished" | "interrupted" | "failed" | "nonfinite" (a batch gave NaN or Inf twice) | "moved": it goes on from its
-    # snapshot at once, on other machines; of a nursery "left": its machine has left the run in order
+    # "finished" | "interrupted" | "failed" | "nonfinite" (a batch twice) | "moved", to go on at once; nurseries: "left"
     status: str
     reason: str = ""  # or what went wrong
     cause: Cause = Cause.FAILED  # why the whole run ends, from the coordinator

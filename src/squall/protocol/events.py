@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from squall.protocol.frames import Frame, Message
@@ -158,6 +160,7 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
     node: Node
     why: str
+    torn: bool = False  # a shard, inside an update
 
 
 class LeaveRequested(Event, frozen=True, gc=False):
@@ -211,6 +214,23 @@ class NumbersTorn(Event, frozen=True, gc=False):
     last: int  # to which the numbers had come, before that update
 
 
+class CopyKnown(Event, frozen=True, gc=False):
+    """The answer to `CopyTo`: all that this was then is ready to travel, in so many bytes."""
+
+    backup: Node
+    size: int
+
+
+class CopyTaken(Event, frozen=True, gc=False):
+    """The answer to `TakeCopy`: the machine that is backed (`protocol.copied`), whose numbers are there."""
+
+    copied: Any
+
+
+class Moved(Event, frozen=True, gc=False):
+    """The shard, or the coordinator, goes on on another machine than before, where none of a snapshot's files is."""
+
+
 class PieceWritten(Event, frozen=True, gc=False):
     """The answer to `WritePiece`."""
 
@@ -249,3 +269,18 @@ class ProcessesSeen(Event, frozen=True, gc=False):
 
     sights: tuple[Sight, ...]
     after_s: float
+
+
+_KINDS = tuple(Event.__subclasses__())
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(event: Event) -> tuple[int, bytes]:
+    """Its kind, and what it has."""
+    return _NUMBERS[type(event)], _encode(event)
+
+
+def unpack(kind: int, data: bytes | memoryview) -> Event:
+    """Raises `msgspec.DecodeError`, `ValueError` or `IndexError` for what is no event."""
+    return msgspec.msgpack.decode(data, type=_KINDS[kind])

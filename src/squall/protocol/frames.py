@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from squall.protocol import loss_messages, messages, nursery_messages
+from squall.protocol import copy_messages, epoch_messages, loss_messages, messages, nursery_messages
 from squall.protocol.answering import messages as answering
 from squall.protocol.collective import messages as collective
 from squall.protocol.messages import Count
@@ -20,12 +20,18 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything lar
 
 Message = (
     messages.Message | nursery_messages.Message | sandblaster.Message | collective.Message | answering.Message
-    | loss_messages.Message
+    | loss_messages.Message | copy_messages.Message | epoch_messages.Message
 )  # fmt: skip
+
+# Said again and again while it matters: it may be lost, and overtakes what waits. Its frame has number 0.
+UNORDERED = (nursery_messages.Alive, *epoch_messages.Message.__args__)
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a wire carries: a numbered message, or an acknowledgement alone (number 0, or `LOST`, and no message)."""
+    """What a wire carries: a numbered message, one that is `UNORDERED` (number 0), or an acknowledgement alone.
+
+    That has number 0, or `LOST`, and no message.
+    """
 
     number: Annotated[int, msgspec.Meta(ge=LOST, le=1 << 53)]  # 1, 2, 3 ... per link and direction
     seen: Count  # highest number received in order on this link

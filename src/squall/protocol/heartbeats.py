@@ -48,6 +48,10 @@ class Heartbeats:
         if now - said_at < PATIENCE * self.limit_s:
             self._heard[node] = now, max(0.0, at + grace_s - now), said_at
 
+    def quiet_s(self, node: Node, now: float) -> float:
+        """How long it is since the node was heard, or seen."""
+        return now - self._heard[node][0] if node in self._heard else 0.0
+
     def forget(self, node: Node) -> None:
         self._heard.pop(node, None)
         if not self._heard:

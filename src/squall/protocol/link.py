@@ -4,7 +4,8 @@
 the machine in that order and once, holds those that came early, and drops those it has seen. Every frame carries
 the highest number received in order (`seen`), so that a reply acknowledges its request without a frame of its own;
 where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
-is sent again, at doubling intervals, and at once when a broken connection is there again.
+is sent again, at doubling intervals, and at once when a broken connection is there again. A few messages have no
+number (`frames.UNORDERED`): they come at once, or never.
 
 A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
 is not bothered any more, but its links are served until its peers know all that it had to say.
@@ -26,10 +27,10 @@ from squall.protocol.events import (
     PeersHeard,
     TimePassed,
 )
-from squall.protocol.frames import LOST, Frame, Message
+from squall.protocol.frames import LOST, UNORDERED, Frame, Message
 from squall.protocol.machine import Awaiting, Machine, Refusal
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.nursery_messages import Heard, Refused
+from squall.protocol.nursery_messages import Heard, Placed, Refused
 
 ACK_AFTER_S = 0.1  # a reply usually comes sooner and carries the acknowledgement
 RESEND_AFTER_S = 1.0
@@ -37,7 +38,7 @@ RESEND_AT_MOST_S = 8.0
 EARLY_AT_MOST = 1024  # messages held for a gap; more are dropped and come again by resending
 
 
-class _Link:
+class Link:
     """One peer: what we sent that it has not acknowledged, and what it sent that came too early."""
 
     __slots__ = ("ack_due", "early", "pause", "resend_due", "seen", "sent", "unacked")
@@ -58,7 +59,7 @@ class Linked:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._awaiting = machine if isinstance(machine, Awaiting) else None
-        self._links: dict[Node, _Link] = {}
+        self._links: dict[Node, Link] = {}
         self._forgotten: dict[Node, None] = {}  # late frames of these are dropped, not answered
         self._admitted: dict[Node, int] = {}  # to what carries frames between machines, and where they are
         self._ended = False  # the machine gave its End
@@ -90,8 +91,8 @@ class Linked:
         link = self._link(node)
         return number > link.seen and number not in link.early
 
-    def did(self) -> None:
-        """A step of what the last event has led to is carried out (`protocol.succession`)."""
+    def did(self, steps: int = 1) -> None:
+        """So many more steps of what the last event has led to are carried out (`protocol.succession`)."""
 
     def on(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -129,10 +130,16 @@ class Linked:
             if unacked:
                 link.resend_due = now + link.pause
                 self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
-        if frame.number == LOST and unacked:
+        if frame.number == LOST:
             link.pause = RESEND_AFTER_S
-            self._send_again(sender, link, now, effects)
+            if unacked:
+                self._send_again(sender, link, now, effects)
+            else:
+                effects.append(Transmit(sender, Frame(0, link.seen)))  # it may ask what has come
         if frame.message is None:
+            return
+        if not frame.number:
+            self._take_in(sender, frame.message, now, effects)
             return
         self._owe_ack(link, now)
         if frame.number > link.seen + 1:
@@ -145,16 +152,24 @@ class Linked:
         while current is not None:
             link.seen += 1
             assert current.message is not None
-            try:
-                self._hand_over(MessageArrived(sender, current.message), now, effects)
-            except Refusal as refusal:
-                self._refuse(refusal.of or sender, str(refusal), now, effects)
-                if sender in self._forgotten:
-                    return
+            self._take_in(sender, current.message, now, effects)
+            if sender in self._forgotten:
+                return
             current = link.early.pop(link.seen + 1, None)
+
+    def _take_in(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
+        try:
+            self._hand_over(MessageArrived(sender, message), now, effects)
+        except Refusal as refusal:
+            self._refuse(refusal.of or sender, str(refusal), now, effects)
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if self._ended:
+            return
+        if type(event) is MessageArrived and type(event.message) is Placed and self._is_called(event.message):
+            if self._admitted.get(event.message.node) != event.message.machine:  # from now on it is called there
+                self._admitted[event.message.node] = event.message.machine
+                effects.append(Admit(event.message.node, event.message.machine, event.message.address))
             return
         for effect in self.machine.on(event, now):
             if isinstance(effect, Send):
@@ -177,6 +192,11 @@ class Linked:
                 for node, link in self._links.items():
                     _acknowledge(node, link, effects)
             effects.append(effect)
+
+    def _is_called(self, placed: Placed) -> bool:
+        """By whom this is. A nursery passes on where the coordinator is."""
+        moves = placed.node == COORDINATOR and self.machine.node.role != "nursery"
+        return placed.node.role == "shard" or moves
 
     def _forget(self, node: Node, effects: list[Effect]) -> None:
         self._admitted.pop(node, None)
@@ -201,6 +221,8 @@ class Linked:
 
     def _send(self, send: Send, now: float) -> Transmit:
         link = self._link(send.to)
+        if isinstance(send.message, UNORDERED):
+            return Transmit(send.to, Frame(0, link.seen, send.message))
         link.sent += 1
         link.unacked.append((link.sent, send))
         link.ack_due = None
@@ -220,7 +242,7 @@ class Linked:
                 if due is not None:
                     self._look_at(due)
 
-    def _send_again(self, node: Node, link: _Link, now: float, effects: list[Effect]) -> None:
+    def _send_again(self, node: Node, link: Link, now: float, effects: list[Effect]) -> None:
         for number, send in link.unacked:
             effects.append(Transmit(node, Frame(number, link.seen, send.message), send.payload, again=True))
         link.pause = min(2 * link.pause, RESEND_AT_MOST_S)
@@ -237,7 +259,7 @@ class Linked:
                 self._send_again(node, link, now, effects)
             effects.append(Transmit(node, Frame(LOST, link.seen)))
 
-    def _owe_ack(self, link: _Link, now: float) -> None:
+    def _owe_ack(self, link: Link, now: float) -> None:
         if link.ack_due is None:
             link.ack_due = now + ACK_AFTER_S
             self._look_at(link.ack_due)
@@ -246,14 +268,14 @@ class Linked:
         if self._check_at is None or due < self._check_at:
             self._check_at = due
 
-    def _link(self, node: Node) -> _Link:
+    def _link(self, node: Node) -> Link:
         link = self._links.get(node)
         if link is None:
-            link = self._links[node] = _Link()
+            link = self._links[node] = Link()
         return link
 
 
-def _acknowledge(node: Node, link: _Link, effects: list[Effect]) -> None:
+def _acknowledge(node: Node, link: Link, effects: list[Effect]) -> None:
     if link.ack_due is not None:
         effects.append(Transmit(node, Frame(0, link.seen)))
         link.ack_due = None

@@ -148,7 +148,7 @@ class LoopCoordinator(Coordinator):
             return False
         if not self.dealer.in_rounds:
             return True
-        expected = self.policy.replicas - len(self._replacing.given_up) - len(self._placing.waiting)
+        expected = self.policy.replicas - len(self._replacing.given_up) - self._placing.replicas_waiting
         begun = self.dealer.newest_clock > 0
         return self.members.settled and (begun or len(self.members.live) == expected)
 

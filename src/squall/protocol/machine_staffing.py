@@ -7,19 +7,23 @@ dropped, as of any that has left the view, and its nursery is told when it is he
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from squall.protocol import notes
 from squall.protocol.closing import Phase
+from squall.protocol.deputies import Losing
 from squall.protocol.effects import Effect, Forget, Send
+from squall.protocol.epoch_messages import Voted
+from squall.protocol.frames import Message
 from squall.protocol.heartbeats import BEGIN_WITHIN_S
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Stop
-from squall.protocol.nodes import NURSERY, Node
+from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import (
     Activity,
     Alive,
     Joined,
     Leaving,
-    Message,
     ProcessLost,
     ProcessStuck,
     Replaced,
@@ -35,6 +39,14 @@ class MachineStaffing(Staffing):
         self._listens = False
         self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
 
+    @abstractmethod
+    def _part(self, now: float, effects: list[Effect]) -> None:
+        """With the deputy, if nurseries have said that this may be."""
+
+    @abstractmethod
+    def _renew_deputy(self, why: str, now: float, effects: list[Effect]) -> None:
+        """Machines have come or gone."""
+
     def _release(self, node: Node, effects: list[Effect]) -> None:
         """The replica shall leave, as soon as nobody waits for it."""
         effects.append(Send(node, Stop()))
@@ -47,6 +59,9 @@ class MachineStaffing(Staffing):
         """Whoever goes on in the place of another coordinator has its host do again what it has not answered."""
         if self._listens:
             effects += self._unwritten.values()
+            if not self.deputies.whole:  # what that lacks yet nobody has any more
+                self.deputies.part("the coordinator was lost before it was whole", now)
+                self._part(now, effects)
         else:
             self._listens = True
             self._listen(now, effects)
@@ -58,7 +73,7 @@ class MachineStaffing(Staffing):
         self._start_due(now, effects)
 
     def _hear(self, machine: int, now: float, grace_s: float = 0.0) -> None:
-        if machine != NURSERY.index and machine in self._placing.rooms:
+        if machine != self.home and machine in self._placing.rooms:
             self._heartbeats.heard(Node("nursery", machine), now, grace_s)
 
     def _on_heard(self, nodes: tuple[Node, ...], now: float) -> None:
@@ -74,16 +89,18 @@ class MachineStaffing(Staffing):
         if accused is None or accuser is None:
             return
         machine, text = accused, f"{node} was refused: {why}"
-        if accused == NURSERY.index != accuser:
+        if accused == self.home != accuser:
             machine, text = accuser, f"{speaker} refused {node}: {why}"
-        if machine == NURSERY.index:
+        if machine == self.home:
             self._fail(text, effects)
         else:
-            self._on_machine_lost(machine, text, now, effects)
+            self._on_machine_lost(machine, text, now, effects, believed=machine == accused)
 
     def _machine_of(self, node: Node) -> int | None:
         """None: the process has left, or another one is in its place."""
-        return node.index if node.role in ("coordinator", "nursery") else self._placing.on.get(node)
+        if node == self.node:
+            return self.home
+        return node.index if node.role == "nursery" else self._placing.on.get(node)
 
     def _on_nursery(self, nursery: Node, message: Message, now: float, effects: list[Effect]) -> None:
         machine = nursery.index
@@ -99,21 +116,27 @@ class MachineStaffing(Staffing):
                 effects.append(notes.ActivityTold(machine, there))
             case ProcessLost(node, why) if node == self.node:  # it was, before this one
                 effects += [notes.MemberDied(node, why), notes.MemberReplaced(node)]
-            case ProcessLost(node, why, stood_s):
+            case ProcessLost(node, why, stood_s, torn):
                 if self._placing.on.get(node) == machine:
                     self._replacing.stood(self._placing.whole(node), stood_s)
-                self._on_process_lost(machine, node, why, now, effects)
+                if torn and self._placing.on.get(node) == machine and self._copies.can_take_over(node):
+                    self._take_over(node, why, now, effects)
+                else:
+                    self._on_process_lost(machine, node, why, now, effects)
             case ProcessStuck(node, why):
                 if self._machine_of(node) == machine:
                     effects.append(notes.Remark("warning", f"{node.role} {node.index} {why}"))
             case StopAsked():
                 self._on_stop(message, now, effects)
             case Joined(joined, room):
-                if nursery != NURSERY:
+                if machine != self.home:
                     raise Refusal("it tells of machines that have joined, which the first one's nursery knows")
                 self._on_machine_joined(joined, room, now, effects)
             case Leaving(why):
                 self._on_leaving(machine, why, now, effects)
+            case Voted():
+                self.deputies.voted(machine, message)
+                self._part(now, effects)
             case _:
                 raise AssertionError(f"the coordinator does not know {message!r}")
 
@@ -125,7 +148,7 @@ class MachineStaffing(Staffing):
                 why = f"its part on machine {machine} was lost: {why}"
             self._on_lost(replica, why, now, effects)
         self._on_ended([node], machine, now, effects)
-        self._see_off(effects)
+        self._see_off(now, effects)
 
     def _on_ended(self, processes: list[Node], machine: int, now: float, effects: list[Effect]) -> None:
         """Who is to start in their place can, if nothing else of theirs is left."""
@@ -142,6 +165,9 @@ class MachineStaffing(Staffing):
         self._placing.add(machine, room)
         self._hear(machine, now, BEGIN_WITHIN_S)
         effects.append(notes.MachineAdded(machine, room))
+        for backup in [each for other in self._placing.rooms for each in self._copies.beside(other)]:
+            self._renew_backup(backup, now, effects)
+        self._renew_deputy(f"machine {machine} has come", now, effects)
         self._start_due(now, effects)
 
     def _look_for_silent(self, now: float, effects: list[Effect]) -> None:
@@ -149,8 +175,16 @@ class MachineStaffing(Staffing):
             why = f"nothing was heard of it for {silent_s:.0f} s"
             self._on_machine_lost(nursery.index, why, now, effects)
 
-    def _on_machine_lost(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
+    def _on_machine_lost(
+        self, machine: int, why: str, now: float, effects: list[Effect], believed: bool = True
+    ) -> None:  # fmt: skip
+        """`believed`: what its shards have taken for true may go on elsewhere."""
         if self.phase is Phase.ENDED or machine not in self._placing.rooms:
+            return
+        if machine == self.deputies.machine:
+            self.deputies.losing = Losing(machine, why, believed)
+            self.deputies.part(f"machine {machine} was lost: {why}", now)
+            self._part(now, effects)
             return
         self._lost_machines[machine] = why
         self._heartbeats.forget(Node("nursery", machine))
@@ -158,16 +192,20 @@ class MachineStaffing(Staffing):
         nodes = [node for node in gone if not self._replacing.awaits(self._placing.whole(node))]
         effects.append(notes.MachineDied(machine, tuple(nodes), why))
         text = f"machine {machine} was lost: {why}"
-        if shards := _shards(nodes):
-            effects += [notes.MemberDied(node, text) for node in nodes if node.role == "shard"]
-            self._go_back(f"{text}; it had {shards}", effects, gone)
+        shards = [node for node in nodes if node.role == "shard"]
+        if not all(believed and self._copies.can_take_over(shard) for shard in shards):
+            effects += [notes.MemberDied(node, text) for node in shards]
+            self._go_back(f"{text}; it had {_shards(nodes)}", effects, gone)
             return
-        lost = list(dict.fromkeys(map(self._placing.whole, nodes)))
+        for shard in shards:
+            self._take_over(shard, text, now, effects)
+        lost = [node for node in dict.fromkeys(map(self._placing.whole, nodes)) if node not in shards]
         for node in lost:  # before anybody starts in their places
             effects += self._apart.end(node, elsewhere[node], now)
         for node in lost:
             self._on_lost(node, text, now, effects, blameless=True)
         self._on_ended(self._apart.ending_on(machine), machine, now, effects)
+        self._renew_deputy(f"machine {machine} was lost", now, effects)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
         """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""
@@ -176,6 +214,9 @@ class MachineStaffing(Staffing):
         if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
             self._lost_machines[machine] = why
             effects.append(Send(Node("nursery", machine), Stop()))
+            return
+        if machine == self.home:  # whoever wants it back wants the run to end
+            self._hurry(f"machine {machine} leaves ({why}), where the coordinator is", now, effects)
             return
         nodes = list(dict.fromkeys(map(self._placing.whole, self._placing.there(machine))))
         if kept := self._kept_by(nodes):
@@ -186,6 +227,11 @@ class MachineStaffing(Staffing):
         for node in nodes:
             if node in self.members.live:
                 self._release(node, effects)
+            elif node.role == "backup":
+                self._renew_backup(node, now, effects)
+            elif node == self.deputies.node:
+                self.deputies.part(f"machine {machine} leaves", now)
+                self._part(now, effects)
             else:  # nothing is behind it
                 if not self._replacing.awaits(node):
                     self._joins.pop(node, None)
@@ -193,7 +239,7 @@ class MachineStaffing(Staffing):
                     if self.policy.parts > 1:  # the next in its slot starts when this one has ended
                         effects += self._apart.end(node, {node: self._placing.on[node]}, now)
                 self._on_left(node, now, effects)
-        self._see_off(effects)
+        self._see_off(now, effects)
 
     def _on_left(self, node: Node, now: float, effects: list[Effect]) -> None:
         awaited = self._replacing.awaits(node)
@@ -204,15 +250,19 @@ class MachineStaffing(Staffing):
         if not awaited and self._needs(node):
             self._successor(node, now, at_once=True)
         self._start_due(now, effects)
-        self._see_off(effects)
+        self._see_off(now, effects)
 
-    def _see_off(self, effects: list[Effect]) -> None:
+    def _see_off(self, now: float, effects: list[Effect]) -> None:
         """Machines that leave may go when nothing of the run is there."""
+        left = ""
         for machine in list(self._placing.leaving):
             if not (self._placing.there(machine) or self._apart.ending_on(machine)):
                 self._placing.remove(machine)
                 self._heartbeats.forget(Node("nursery", machine))
                 effects += [Send(Node("nursery", machine), Stop()), notes.MachineLeft(machine)]
+                left = f"machine {machine} has left"
+        if left:
+            self._renew_deputy(left, now, effects)
 
 
 def _shards(nodes: list[Node]) -> str:

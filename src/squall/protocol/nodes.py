@@ -13,9 +13,10 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
 
     The index of a replica is its slot in the arena; the evaluator's slot, and index, comes after theirs. That of a
     nursery is its machine's number. A part is a process of a replica that lies on several machines (`part_nodes`).
+    A backup is of the shard that has its index. The deputy is the coordinator's.
     """
 
-    role: str  # "coordinator" | "shard" | "replica" | "part" | "evaluator" | "nursery"
+    role: str  # "coordinator" | "deputy" | "shard" | "backup" | "replica" | "part" | "evaluator" | "nursery"
     index: int = 0
     incarnation: int = 0
 
@@ -30,7 +31,7 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
 
 
 COORDINATOR = Node("coordinator")
-NURSERY = Node("nursery")  # of the coordinator's machine, whose number is 0
+NURSERY = Node("nursery")  # of the machine where the coordinator begins, whose number is 0
 
 
 @cache

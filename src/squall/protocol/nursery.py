@@ -2,14 +2,16 @@
 
 Each machine of a run has one. It decides who hangs there (`protocol.hangs`), the coordinator included, and its own
 end: when all is over, when it is told that others have taken its place, or when it has heard nothing of the coordinator
-for so long that this must have happened: sooner, where the launching process is gone as well.
+for so long that this must have happened: sooner, where the launching process is gone as well. It has a vote on who goes
+on as the coordinator (`protocol.deputy`).
 """
 
 from __future__ import annotations
 
 import math
 
-from squall.protocol.effects import Effect, End, KillMember, KillMembers, Send, StartMember
+from squall.protocol.effects import Admit, Effect, End, KillMember, KillMembers, Send, StartMember
+from squall.protocol.epoch_messages import Abandon, Follow, Voted
 from squall.protocol.events import (
     ActivitySeen,
     Event,
@@ -26,6 +28,7 @@ from squall.protocol.events import (
 from squall.protocol.frames import Message
 from squall.protocol.hangs import Hangs, Hung
 from squall.protocol.heartbeats import PATIENCE, Heartbeats, Pulse
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.nursery_messages import (
@@ -34,6 +37,7 @@ from squall.protocol.nursery_messages import (
     Joined,
     KillProcess,
     Leaving,
+    Placed,
     ProcessLost,
     ProcessStuck,
     Replaced,
@@ -44,6 +48,12 @@ from squall.protocol.replacing import LOST_IN_A_ROW
 
 SOON_S = 1.0  # after its start; a coordinator that dies so often so soon would do so again
 LEAVE_WITHIN_S = 10.0  # for replicas that were told to leave to finish their exchange; who takes longer is killed
+
+
+class Redirect(Effect, frozen=True, gc=False):
+    """Tell all processes of this machine, and those that start, where the coordinator is."""
+
+    placed: Placed
 
 
 class NurseryMachine:
@@ -57,6 +67,11 @@ class NurseryMachine:
         self._heartbeats = Heartbeats(*limits)  # of the coordinator
         self._tell_at: float | None = None  # that this machine is alive
         self._coordinator_since, self._coordinators_lost = -math.inf, 0  # when it started last; how many in a row
+        self._behind: dict[Node, StartProcess] = {}  # backups that are to end, and who goes on from each
+        self._ended: set[Node] = set()  # backups that have
+        self._votes: dict[Node, bool] = {}  # whether it follows a deputy, for ever
+        self._followed = False  # there is a deputy, which may ask this
+        self._moved: Placed | None = None  # the coordinator, which began elsewhere
         self._leaving = False
         self._leave_by: float | None = None
 
@@ -67,14 +82,16 @@ class NurseryMachine:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case MessageArrived(_, message):
-                return self._on_message(message, now)
+            case MessageArrived(sender, message):
+                return self._on_message(sender, message, now)
             case MachineJoined(machine, room):
                 return [Send(COORDINATOR, Joined(machine, room))]
-            case ProcessEnded(node, why):
+            case ProcessEnded(node, why, torn):
                 hung = self._hangs.ended(node)
-                lost = ProcessLost(node, why) if hung is None else ProcessLost(node, hung.why, hung.stood_s)
-                return self._on_coordinator_lost(lost, now) if node == COORDINATOR else [Send(COORDINATOR, lost)]
+                lost = ProcessLost(node, why, torn=torn)
+                if hung is not None:
+                    lost = ProcessLost(node, hung.why, hung.stood_s, torn)
+                return self._on_coordinator_lost(lost, now) if node == COORDINATOR else self._on_ended(lost)
             case ProcessesSeen():
                 return self._on_seen(event, now)
             case ActivitySeen(spent):
@@ -84,7 +101,7 @@ class NurseryMachine:
             case LeaveRequested(why) if not self._leaving:
                 self._leaving = True
                 return [Send(COORDINATOR, Leaving(why))]
-            case LauncherLost() if self._pulse is not None:  # a coordinator that still ends the run in order is heard
+            case LauncherLost() if self._pulse is not None and not self._followed:  # a coordinator in order is heard
                 self._heartbeats.limit_s = self._pulse.lost_after_s
                 return []
             case Started() if self._pulse is not None:
@@ -107,6 +124,14 @@ class NurseryMachine:
             return [KillMembers(text), End("failed", text)]
         return [StartMember(COORDINATOR), Send(COORDINATOR, lost)]
 
+    def _on_ended(self, lost: ProcessLost) -> list[Effect]:
+        """Its successor may have waited for the end of a backup."""
+        if lost.node.role in ("backup", "deputy"):
+            self._ended.add(lost.node)
+            if (start := self._behind.pop(lost.node, None)) is not None:
+                return [StartMember(start.node, start.first, start.ends)]
+        return [Send(COORDINATOR, lost)]
+
     def _on_seen(self, seen: ProcessesSeen, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for found in self._hangs.look(seen.sights, seen.after_s, now):
@@ -116,13 +141,34 @@ class NurseryMachine:
                 effects.append(Send(COORDINATOR, ProcessStuck(found.node, found.why)))
         return effects
 
-    def _on_message(self, message: Message, now: float) -> list[Effect]:
+    def _on_message(self, sender: Node, message: Message, now: float) -> list[Effect]:
         match message:
+            case Follow(deputy):
+                return self._on_follow(sender, deputy, now)
+            case Abandon(deputy):
+                return [Send(sender, Voted(deputy, self._votes.setdefault(deputy, False)))]
+            case Placed(Node("deputy") as deputy, machine, address):
+                self._followed = True
+                return [Admit(deputy, machine, address)]
+            case Placed():
+                self._heartbeats.heard(COORDINATOR, now)
+                self._moved = message
+                return [Redirect(message)]
+            case StartProcess(node, _, ends) if sender != COORDINATOR:
+                if node != COORDINATOR or ends != sender or not self._votes.get(sender):
+                    raise Refusal(f"it has {node} started, and is not the coordinator")
+                if sender in self._ended:  # which was told: the coordinator may go on without it
+                    return []
+                self._behind[sender] = message
+                return []
             case StartProcess(node) if self._leaving and node.role != "shard":  # which has what the run ends with
                 # Nothing is awaited of it, but by a replica of its parts.
                 return [Send(COORDINATOR, ProcessLost(node, "its machine leaves"))] if node.role == "part" else []
-            case StartProcess(node, first):
-                return [StartMember(node, first)]
+            case StartProcess(ends=Node() as ends) if ends not in self._ended:
+                self._behind[ends] = message
+                return []
+            case StartProcess(node, first, ends):
+                return [StartMember(node, first, ends)]
             case KillProcess(node):
                 return [KillMember(node)]
             case Alive():
@@ -137,6 +183,14 @@ class NurseryMachine:
                 return [End("left" if self._leaving else "finished")]
         raise AssertionError(f"{self.node} does not know {message!r}")
 
+    def _on_follow(self, sender: Node, deputy: Node, now: float) -> list[Effect]:
+        """Only where nothing is heard of the coordinator here either."""
+        if deputy != sender:
+            raise Refusal(f"it asks to follow {deputy}")
+        if self._pulse is not None and self._heartbeats.quiet_s(COORDINATOR, now) >= self._pulse.lost_after_s:
+            self._votes.setdefault(deputy, True)
+        return [Send(sender, Voted(deputy, self._votes[deputy]))] if deputy in self._votes else []
+
     def _on_time(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for silent_s in self._heartbeats.silent(now).values():
@@ -146,6 +200,8 @@ class NurseryMachine:
             assert self._pulse is not None
             self._tell_at = now + self._pulse.every_s  # whether it is answered or not: the answer may wait for long
             effects.append(Send(COORDINATOR, Alive()))
+            if self._moved is not None:  # a process may have been starting
+                effects.append(Redirect(self._moved))
         if self._leave_by is not None and now >= self._leave_by:
             self._leave_by = None
             effects.append(KillMembers("they did not leave in time"))

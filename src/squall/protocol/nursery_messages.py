@@ -27,6 +27,7 @@ class StartProcess(Struct, frozen=True, tag="start", array_like=True, gc=False):
 
     node: Node
     first: PartPlace | None = None
+    ends: Node | None = None  # its backup, on your machine: not before that has ended
 
 
 class KillProcess(Struct, frozen=True, tag="kill", array_like=True, gc=False):
@@ -44,12 +45,13 @@ class PartsPlaced(Struct, frozen=True, tag="parts", array_like=True, gc=False):
 class ProcessLost(Struct, frozen=True, tag="lost", array_like=True, gc=False):
     """The process has ended without having been told to, or could not be started.
 
-    Where it hung, it had stood still for so long, which was no life.
+    Where it hung, it had stood still for so long, which was no life. A shard may have died inside an update.
     """
 
     node: Node
     why: str
     stood_s: Seconds = 0.0
+    torn: bool = False
 
 
 class ProcessStuck(Struct, frozen=True, tag="stuck", array_like=True, gc=False):
@@ -114,10 +116,14 @@ class Activity(Struct, frozen=True, tag="activity", array_like=True, gc=False):
 
 
 class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
-    """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one."""
+    """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one.
+
+    To others, of a shard or the coordinator: it goes on on that machine, and is called there; so is a deputy.
+    """
 
     node: Node
     machine: Count
+    address: Address = ""
 
 
 class Heard(Struct, frozen=True, tag="heard", array_like=True, gc=False):

@@ -18,14 +18,22 @@ from squall.protocol.policy import MachineRoom, Policy
 class Placing:
     def __init__(self, policy: Policy) -> None:
         replicas = [replica_node(slot, 0) for slot in range(policy.replicas)]
-        nodes = (*shard_nodes(policy.shards), *replicas, Node("evaluator", policy.replicas))
+        backups = [Node("backup", index) for index in range(policy.shards) if policy.copies > 1]
+        nodes = (*shard_nodes(policy.shards), *backups, *replicas, Node("evaluator", policy.replicas))
         rooms = policy.rooms or (MachineRoom(NURSERY.index, policy.replicas * policy.parts, nodes),)
         self.rooms = {room.machine: room.places for room in rooms}
         self.on = {node: room.machine for room in rooms for node in room.nodes}  # it runs there, or is about to
         self.waiting = {node: None for node in replicas if node not in self.on}  # without a place
+        if policy.deputy and policy.rooms:
+            self.waiting[Node("deputy")] = None
+        self.home = NURSERY.index  # the coordinator's machine
         self.leaving: dict[int, None] = {}  # machines on which nothing starts any more
         self._parts, self._spread = policy.parts, policy.spread_parts
         self._several = bool(policy.rooms)
+
+    @property
+    def replicas_waiting(self) -> int:
+        return sum(node.role == "replica" for node in self.waiting)
 
     def free(self, machine: int) -> int:
         """Parts of replicas that the machine has room for yet."""
@@ -70,14 +78,35 @@ class Placing:
 
     def _choose(self, node: Node) -> tuple[list[int], str]:
         """The machine of each process of it; none where there is no room."""
-        if node.role != "replica":  # the coordinator's machine is there for as long as the run is
-            return [NURSERY.index], f"machine {NURSERY.index}, the coordinator's"
+        if node.role == "backup":
+            return self._choose_backup(node)
+        if node.role == "deputy":
+            return self._choose_deputy()
+        if node.role != "replica":
+            return [self.home], f"machine {self.home}, the coordinator's"
         free = {machine: self.free(machine) for machine in self.rooms}
         found = machines_of(free, self._parts, self._spread)
         if not found:
             return [], "no machine has room for it" if self._parts == 1 else "machines have no room for all its parts"
         had = "which had room for " + " and ".join(str(free[machine]) for machine in dict.fromkeys(found))
         return found, f"{_named(found)}, {had}"
+
+    def _choose_backup(self, node: Node) -> tuple[list[int], str]:
+        """Where fewest are, and its shard is not, if there is such a machine."""
+        shard = self.on.get(Node("shard", node.index))
+        count = {machine: sum(each.role == "backup" for each in self.there(machine)) for machine in self.rooms}
+        able = [machine for machine in count if machine not in self.leaving]
+        found = min(able, key=lambda machine: (machine == shard, count[machine], machine))
+        beside = "beside its shard, since there is no other machine" if found == shard else "which has fewest of them"
+        return [found], f"{_named([found])}, {beside}"
+
+    def _choose_deputy(self) -> tuple[list[int], str]:
+        """Where fewest processes are, and the coordinator is not."""
+        able = [machine for machine in self.rooms if machine != self.home and machine not in self.leaving]
+        if not able:
+            return [], "there is no other machine, and the loss of the coordinator's is not survived"
+        found = min(able, key=lambda machine: (len(self.there(machine)), machine))
+        return [found], f"{_named([found])}, which has fewest processes"
 
     def add(self, machine: int, room: int) -> None:
         self.rooms[machine] = room

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from squall.protocol.copied import CopyTo
+from squall.protocol.copy_messages import KeepCopy
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
-from squall.protocol.events import Event, MessageArrived, SnapshotWritten, Started, TimePassed
+from squall.protocol.events import Event, MessageArrived, Moved, SnapshotWritten, Started, TimePassed
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     PIECE_BYTES,
@@ -101,6 +103,10 @@ class ShardDuties(ABC):
                     self._send_piece(effects)
             case MessageArrived(_, Placed(node, machine)):
                 effects.append(Admit(node, machine))
+            case MessageArrived(_, KeepCopy(backup, machine, beside)):
+                effects.append(CopyTo(backup, machine, beside))
+            case Moved():
+                self._snapshots, self._travelling = {}, None
             case MessageArrived(_, Stop()):
                 # Who has not left is not waited for: of a run that has failed, replicas may be gone already.
                 effects.extend(Forget(replica_node(each.slot, each.incarnation)) for each in self.view.members)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from squall.protocol import copy_messages as k
+from squall.protocol import epoch_messages as e
 from squall.protocol import messages as m
 from squall.protocol import nursery_messages as n
 from squall.protocol.answering.messages import AnswersPiece, NotKept
@@ -24,10 +26,20 @@ from squall.protocol.sandblaster import messages as s
 Says = Mapping[tuple[str, str], frozenset[type]]  # (role that speaks, role that hears) -> messages
 
 COMMON: Says = {
-    ("coordinator", "evaluator"): frozenset({m.Evaluate, m.Stop}),
-    ("coordinator", "nursery"): frozenset({n.StartProcess, n.KillProcess, n.Leaving, n.Alive, n.Replaced, m.Stop}),
-    ("coordinator", "replica"): frozenset({m.Welcome, n.PartsPlaced, m.Stop}),
-    ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, m.Stop}),
+    ("backup", "coordinator"): frozenset({k.CopyJoined, k.CopyKept, n.Heard, n.Refused}),
+    ("backup", "shard"): frozenset({k.Has}),
+    ("coordinator", "backup"): frozenset({n.Placed, m.Stop}),
+    ("coordinator", "evaluator"): frozenset({m.Evaluate, n.Placed, m.Stop}),
+    ("coordinator", "deputy"): frozenset({k.Whole, k.Entry, n.Placed, m.Stop}),
+    ("deputy", "coordinator"): frozenset({k.CopyJoined, k.CopyKept, k.Has, n.Heard, n.Refused}),
+    ("deputy", "nursery"): frozenset({e.Follow, n.StartProcess}),
+    ("nursery", "deputy"): frozenset({e.Voted}),
+    ("coordinator", "nursery"): frozenset(
+        {n.StartProcess, n.KillProcess, n.Leaving, n.Alive, n.Replaced, n.Placed, e.Abandon, m.Stop}
+    ),
+    ("coordinator", "replica"): frozenset({m.Welcome, n.PartsPlaced, n.Placed, m.Stop}),
+    ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, k.KeepCopy, m.Stop}),
+    ("shard", "backup"): frozenset({k.Whole, k.Entry}),
     ("evaluator", "coordinator"): frozenset({m.Join, m.Evaluated, n.Heard, n.Refused}),
     ("evaluator", "shard"): frozenset({m.Exchange}),
     ("nursery", "coordinator"): frozenset(
@@ -39,6 +51,7 @@ COMMON: Says = {
             n.Alive,
             n.Activity,
             n.Joined,
+            e.Voted,
         }
     ),
     ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
@@ -52,7 +65,14 @@ COMMON: Says = {
 
 _WEIGHTS = ("weights", "trial")
 # Numbers that come with what names no place of them: what belongs to whom is looked at where they are put.
-BRINGS = {m.Exchanged: _WEIGHTS, m.Evaluate: _WEIGHTS, c.Shown: _WEIGHTS, m.Parcel: (*_WEIGHTS, "gradient")}
+BRINGS = {
+    k.Whole: ("copy",),
+    k.Entry: ("gradient",),
+    m.Exchanged: _WEIGHTS,
+    m.Evaluate: _WEIGHTS,
+    c.Shown: _WEIGHTS,
+    m.Parcel: (*_WEIGHTS, "gradient"),
+}
 
 
 def _and(more: Says) -> Says:

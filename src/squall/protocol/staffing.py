@@ -8,8 +8,10 @@ from squall.protocol import notes
 from squall.protocol.closing import Closing, Phase
 from squall.protocol.effects import Admit, Effect, Forget, Send
 from squall.protocol.events import StopRequested
+from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import (
+    KillProcess,
     Placed,
     StartProcess,
     StopAsked,
@@ -46,6 +48,10 @@ class Staffing(Closing):
         if node.role == "shard":
             self._on_shard_lost(node, why, now, effects)
             return
+        if node.role == "backup":
+            self._copies.lost(node, effects)
+        elif node.role == "deputy":
+            effects += self.deputies.lost(node)
         if node.role == "evaluator" or not self._depart(node, now, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         self._replace(node, why, now, effects, blameless)
@@ -62,6 +68,34 @@ class Staffing(Closing):
             self._replacing.joined(shard, now)
             machine = self._placing.on[shard]
             effects += [Send(Node("nursery", machine), StartProcess(shard)), notes.MemberReplaced(shard, "")]
+            if (half := self._copies.half(shard)) is not None:  # what that lacks yet nobody has any more
+                self._renew_backup(half, now, effects)
+
+    def _take_over(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
+        """Its backup goes on as this shard, with all that was acknowledged, and gets a backup of its own."""
+        backup, placed = self._copies.take_over(shard)
+        where = f"machine {placed.machine}, by its backup"
+        effects += [notes.MemberDied(shard, why), notes.MemberReplaced(shard, where), notes.MemberLeft(backup)]
+        effects.append(Send(backup, Stop()))
+        effects.append(Send(Node("nursery", placed.machine), StartProcess(shard, ends=backup)))
+        if self.policy.rooms:
+            callers = [*self.members.live, *self._joins]
+            callers += [self._evaluations.evaluator] if self._evaluations.evaluator in self._placing.on else []
+            effects += [Admit(shard, placed.machine), *(Send(node, placed) for node in callers)]
+        self._replacing.joined(shard, now)
+        if self._snapshots.under_way and shard in self._snapshots.awaited:
+            self._snapshots.begin_anew(self._ledger(), effects)  # its file was on the other machine
+        self._replacing.replace(backup, now, at_once=True)
+        self._start_due(now, effects)
+
+    def _renew_backup(self, backup: Node, now: float, effects: list[Effect]) -> None:
+        """Another one in its place, where it is best now."""
+        machine = self._placing.on[backup]
+        self._copies.lost(backup, effects)
+        self._placing.vacate(backup)
+        effects += [Send(Node("nursery", machine), KillProcess(backup)), Forget(backup)]
+        self._replacing.replace(backup, now, at_once=True)
+        self._start_due(now, effects)
 
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool) -> None:
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
@@ -72,6 +106,10 @@ class Staffing(Closing):
         text = f"{node.role} {node.index} was lost {LOST_IN_A_ROW} times in a row, last: {why}"
         if node.role == "replica" and hopeless:
             self._give_slot_up(node, text, now, effects)
+        elif node.role in ("backup", "deputy") and hopeless:
+            self._placing.vacate(node)
+            backed = "the coordinator" if node.role == "deputy" else f"shard {node.index}"
+            effects.append(notes.Remark("warning", f"{text}; {backed} goes on without one"))
         elif hopeless and ends:
             effects.append(notes.Remark("warning", f"{text}; the final weights are not evaluated"))
             self._close_with_snapshot(now, effects)
@@ -124,4 +162,5 @@ class Staffing(Closing):
         if self.policy.rooms:
             effects.append(Admit(node, machine))
             places = {node: machine, **self._placing.apart(node)}
-            effects += [Send(shard, Placed(*place)) for shard in self._shards for place in places.items()]
+            shards = self._shards if node.role != "deputy" else ()
+            effects += [Send(shard, Placed(*place)) for shard in shards for place in places.items()]

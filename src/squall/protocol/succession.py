@@ -68,8 +68,8 @@ class Journaled(Linked):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_journal"}
 
-    def did(self) -> None:
-        self._journal.did()
+    def did(self, steps: int = 1) -> None:
+        self._journal.did(steps)
 
     def on(self, event: Event, now: float) -> list[Effect]:
         if self._journal.full:
@@ -102,11 +102,7 @@ class Journaled(Linked):
 
     def _reduce(self, version: int, lost: int) -> None:
         """So many examples are not behind later weights than of this version, of which only answers to come tell."""
-        self._left = [
-            replace(each, frame=replace(each.frame, message=_reduced(each.frame.message, version, lost)))
-            if isinstance(each, Transmit) else each
-            for each in self._left
-        ]  # fmt: skip
+        self._left = [less(each, version, lost) if isinstance(each, Transmit) else each for each in self._left]
         for link in self._links.values():
             for place, (number, send) in enumerate(link.unacked):
                 link.unacked[place] = number, replace(send, message=_reduced(send.message, version, lost))
@@ -137,6 +133,11 @@ class Journaled(Linked):
         if rest and rest[0] is not effects[carried_out]:
             carried_out += 1  # a message that has not left: its numbers are at their place
         return [*taken, *((effect, at or 0.0) for effect in effects[:carried_out])]
+
+
+def less(sent: Transmit, version: int, lost: int) -> Transmit:
+    """The same, if so many examples are not behind later weights than of this version."""
+    return replace(sent, frame=replace(sent.frame, message=_reduced(sent.frame.message, version, lost)))
 
 
 def _reduced(message: Any, version: int, lost: int) -> Any:

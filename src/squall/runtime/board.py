@@ -109,9 +109,10 @@ class Entry:
 class Board:
     """The entries of a run's processes on one machine, which inherit it from the nursery."""
 
-    def __init__(self, replicas: int, shards: int, now: float) -> None:
+    def __init__(self, replicas: int, shards: int, now: float, backups: int = 0) -> None:
         slots = [Node("replica", slot) for slot in range(replicas)]
         self._nodes = [*slots, Node("evaluator", replicas), *shard_nodes(shards), COORDINATOR]
+        self._nodes += [Node("backup", index) for index in range(backups)]
         self._numbers = {(node.role, node.index): number for number, node in enumerate(self._nodes)}
         self._columns = _BY_PEER + len(self._nodes)
         memory = mmap.mmap(-1, 8 * len(self._nodes) * self._columns)

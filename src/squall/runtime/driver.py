@@ -13,6 +13,7 @@ import msgspec
 
 from squall.errors import PeerFault
 from squall.protocol.answering.effects import Answer
+from squall.protocol.copied import Attach
 from squall.protocol.effects import (
     AddPortions,
     Admit,
@@ -69,7 +70,7 @@ class Carrier(Protocol):
 
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None: ...
 
-    def admit(self, node: Node, machine: int) -> None: ...
+    def admit(self, node: Node, machine: int, address: str) -> None: ...
 
     def forget(self, node: Node) -> None: ...
 
@@ -259,6 +260,8 @@ class Driver:
                         break
                 else:
                     self._transport.send(effect.to, encode(effect.frame))
+            elif type(effect) is Attach:
+                self._host.attach(effect.payload)
             elif isinstance(effect, End):
                 self._host.perform(effect, now)
                 self.end = effect
@@ -267,7 +270,7 @@ class Driver:
                     carrier.forget(effect.node)
             elif isinstance(effect, Admit):
                 for carrier in self._carriers:
-                    carrier.admit(effect.node, effect.machine)
+                    carrier.admit(effect.node, effect.machine, effect.address)
             else:
                 if (doing := DOING.get(type(effect))) is not None:
                     self._entry.begins(doing, self._clock(), type(effect) not in WITH_OTHERS)

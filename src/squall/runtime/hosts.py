@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from squall.errors import ProcessLost
+from squall.protocol.copied import CopyTo
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -21,9 +23,10 @@ from squall.protocol.effects import (
     UseWeights,
     WriteSnapshot,
 )
-from squall.protocol.events import Event, GradientComputed, ModelEvaluated, StepTaken
+from squall.protocol.events import CopyKnown, Event, GradientComputed, ModelEvaluated, StepTaken
+from squall.protocol.nodes import Node
 from squall.protocol.unsaved import GoBack
-from squall.runtime import best
+from squall.runtime import best, whole
 from squall.runtime.backward import Backward, ModelOnVector, pin
 from squall.runtime.batches import Key
 from squall.runtime.compute import Gradients
@@ -106,7 +109,8 @@ class SlowedHost(HostAround):
 class ShardHost(Host):
     """A store, and where its snapshots go."""
 
-    def __init__(self, job: Job, index: int) -> None:
+    def __init__(self, job: Job, index: int, goes_back: bool = True) -> None:
+        """`goes_back`: it makes copies of its numbers, to go back to one of them."""
         self._index = index
         self._shards = job.recipe.shards
         self._ranges = job.ranges
@@ -114,7 +118,8 @@ class ShardHost(Host):
         numbers = None if legacy is None else legacy.numbers
         before = self._before = 0 if job.restored is None else job.restored.updates
         self._legacy = legacy
-        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers)
+        apart = None if legacy is None else legacy.weights
+        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers, apart)
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
         if numbers is not None and numbers.lacking:
@@ -127,7 +132,8 @@ class ShardHost(Host):
             self.store.succeed(before + numbers.updates)
         elif job.restored is not None:
             self.store.restore(job.restored.tensors, job.restored.updates)
-        self._copying = None if legacy is None else self._copies(legacy)
+        self._copying = self._copies(legacy) if legacy is not None and goes_back else None
+        self._scratch = job.scratch
 
     def _copies(self, legacy: Legacy) -> Copying:
         copying = Copying(legacy, self.store.weights, self._before)
@@ -137,6 +143,8 @@ class ShardHost(Host):
         return copying
 
     def attach(self, payload: Payload) -> None:
+        if payload.kind not in ("weights", "trial"):
+            return  # what goes to a backup lies where it is read
         self.store.deliver(payload.slot, payload.buffer, self._ranges(payload) if payload.part >= 0 else None)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -145,6 +153,8 @@ class ShardHost(Host):
                 self.store.apply(terms, share, clock, rate, factors)
                 if self._copying is not None:
                     self._copying.updated()
+            case CopyTo(backup, state=state, waiting=waiting):
+                return self._pack(backup, state, waiting) if backup is not None else None
             case GoBack():
                 assert self._legacy is not None
                 self.store.go_back(self._legacy.copy, self._before + self._legacy.numbers.updates)
@@ -155,6 +165,15 @@ class ShardHost(Host):
             case _:
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
+
+    def _pack(self, backup: Node, state: bytes, waiting: Sequence[Payload]) -> CopyKnown:
+        assert self._legacy is not None
+        assert self._scratch is not None
+        numbers = self._legacy.numbers
+        if numbers.lacking:
+            raise ProcessLost(f"shard {self._index} has an optimizer whose state cannot be copied: leave copies out")
+        path = whole.path_of(self._scratch, backup)
+        return CopyKnown(backup, whole.write(path, state, self.store, numbers, self._before + numbers.updates, waiting))
 
     def rest(self) -> None:
         if self._copying is not None:

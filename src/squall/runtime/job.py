@@ -63,7 +63,8 @@ class Job:
     first: PartPlace | None = None  # of a replica on several machines: its first part, which this process is or calls
     board: Board | None = None  # where this machine's processes tell what they do
     journal: Journal | None = None  # of the coordinator, to its successors, if it begins on this machine
-    legacies: Mapping[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
+    legacies: dict[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
+    backups: dict[Node, Legacy] = field(default_factory=dict)  # of backups here, to shards that go on in their place
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator
 from mmap import mmap
 from struct import Struct
 
-import msgspec
-
 from squall.errors import ProcessLost
 from squall.protocol.effects import Effect
-from squall.protocol.events import Event
+from squall.protocol.events import Event, pack, unpack
 from squall.protocol.succession import Journaled
 
 EVENTS_BYTES = 1 << 18  # taken again within some 20 ms
@@ -28,9 +26,6 @@ STATE_BYTES = 1 << 24  # pages that nobody has touched are none
 AGAIN = 1000  # events, until it is tried whether there is room now
 _HEADER = 64
 _HEAD = Struct("<qdq")  # of an event
-_KINDS = tuple(Event.__subclasses__())
-_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Journal:
@@ -68,7 +63,8 @@ class Journal:
         self._number += 1
         if self._words[4]:
             return
-        self._at = self._put(self._at, _HEAD.pack(self._number, now, _NUMBERS[type(event)]) + _encode(event))
+        kind, data = pack(event)
+        self._at = self._put(self._at, _HEAD.pack(self._number, now, kind) + data)
 
     def did(self, steps: int = 1) -> None:
         """So many more steps of the newest event's effects are carried out."""
@@ -121,7 +117,7 @@ class Journal:
 
     def _event(self, data: memoryview) -> tuple[Event, float]:
         self._number, now, kind = _HEAD.unpack(data[: _HEAD.size])
-        return msgspec.msgpack.decode(data[_HEAD.size :], type=_KINDS[kind]), now
+        return unpack(kind, data[_HEAD.size :]), now
 
     def _put(self, at: int, data: bytes) -> int:
         """Returns where the next one goes."""

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple, Never
 
 from squall.protocol.answering.replica import Answerer
+from squall.protocol.backup import Backup
 from squall.protocol.collective.replica import CollectiveReplica
+from squall.protocol.copied import Copied
 from squall.protocol.effects import PayloadKind
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
@@ -23,6 +25,7 @@ from squall.protocol.shard_duties import ShardDuties
 from squall.protocol.speaking import ANSWERS, BATCHES, COLLECTIVE, LOOP, Says
 from squall.protocol.succession import Journaled
 from squall.runtime.answering import AnswerHost
+from squall.runtime.backing import BackupHost
 from squall.runtime.collective.host import CollectiveHost, in_a_process
 from squall.runtime.driver import Host
 from squall.runtime.hosts import EvaluatorHost, ReplicaHost, ShardHost
@@ -99,9 +102,7 @@ def _part(job: Job) -> int:
 
 def _address(job: Job) -> str:
     """Where a replica is called by others, and by its own parts; empty where it is not."""
-    if job.site is None or job.listener is None:
-        return ""
-    return f"{job.site.host}:{job.listener.getsockname()[1]}"
+    return "" if job.site is None or job.listener is None else job.site.address(job.listener)
 
 
 KINDS: dict[type[Work], Kind] = {
@@ -136,7 +137,12 @@ def machine(job: Job, node: Node) -> Linked:
             behind: Machine = shard
             if job.site is not None and parts > 1:
                 behind = Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"])
-            return Linked(behind) if legacy is None else Journaled(behind, legacy.journal)
+            if legacy is None:
+                return Linked(behind)
+            return (Copied if job.plan.settings.copies > 1 else Journaled)(behind, legacy.journal)
+        case "backup":
+            called = "" if job.site is None else job.site.address(job.site.listeners[Node(node.role, node.index)])
+            return Linked(Backup(node, os.getpid(), called))
         case "part":
             return Linked(PartMachine(node, job.plan.settings.parts, job.recipe.shards, job.arena.shape.weights))
         case "replica":
@@ -154,6 +160,8 @@ def host(job: Job, node: Node, made: CollectiveHost | None = None) -> Host:
     """
     if node.role == "evaluator":
         return EvaluatorHost(job)
+    if node.role == "backup":
+        return BackupHost(job, node)
     kind = kind_of(job)
     own = made or (kind.shard_host(job, node.index) if node.role == "shard" else kind.replica_host(job, node))
     wrapped = recorded(own, job, node)

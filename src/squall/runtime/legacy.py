@@ -5,16 +5,16 @@ behind an update, tell whether somebody has died over one. Then the numbers are 
 One is enough: who dies while making it has not died over an update, so the numbers themselves are whole.
 
     header   int64 updates begun, int64 updates made, int64 what is missing is elsewhere (0: nothing)
-    names    int64 size, then name, dtype, shape and place of each tensor, pickled
+    names    int64 size, then name, dtype, shape and place of each tensor, as JSON
     tensors  each at a multiple of 64 bytes
 """
 
 from __future__ import annotations
 
 import mmap
-import pickle
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from squall.runtime.journal import Journal
 NAMES_BYTES = 1 << 16
 VECTORS_AT_MOST = 8  # float32 for each element, of an optimizer's state; pages that nobody has touched are none
 _ALIGNED = 64
+_Place = tuple[str, str, tuple[int, ...], int]  # of a tensor
 _UNRESERVED = 0x4000  # MAP_NORESERVE, which the module `mmap` does not name
 
 
@@ -32,8 +33,13 @@ def shared_memory(size: int) -> mmap.mmap:
 
 
 class Legacy:
-    def __init__(self, elements: int, vectors: int = 0) -> None:
-        """`vectors`: bytes of those of L-BFGS, which has no numbers."""
+    def __init__(self, elements: int, vectors: int = 0, apart: bool = False) -> None:
+        """`vectors`: bytes of those of L-BFGS, which has no numbers.
+
+        `apart`: weights of its own, of a backup on the shard's own machine. It is said by who makes it.
+        """
+        self.backed = False  # by a backup, and taken over from it
+        self.weights = torch.frombuffer(shared_memory(4 * elements), dtype=torch.float32) if apart else None
         self.journal = Journal(shared_memory(Journal.size()))
         self.numbers = Numbers(shared_memory(NAMES_BYTES + 4 * VECTORS_AT_MOST * elements + NAMES_BYTES))
         self.copy = Copy(self.numbers, elements)
@@ -48,7 +54,7 @@ class Numbers:
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._counts = memoryview(memory).cast("q")
         self._held: dict[str, Tensor] = {}
-        self._places: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
+        self._places: list[_Place] = []
         self._free = NAMES_BYTES
 
     def begin(self) -> None:
@@ -84,8 +90,8 @@ class Numbers:
         if own is None or (own.dtype, own.shape) != (value.dtype, value.shape):
             size = value.numel() * value.element_size()
             place = self._free
-            entry = name, value.dtype, tuple(value.shape), place
-            names = pickle.dumps([*self._places, entry])
+            entry = name, str(value.dtype).removeprefix("torch."), tuple(value.shape), place
+            names = msgspec.json.encode([*self._places, entry])
             if place + size > len(self._memory) or 32 + len(names) > NAMES_BYTES:
                 self._counts[2] = 1
                 return None
@@ -99,14 +105,25 @@ class Numbers:
 
     def taken_over(self) -> dict[str, Tensor]:
         """By a process that did not put them here."""
-        self._places = pickle.loads(self._memory[32 : 32 + self._counts[3]]) if self._counts[3] else []
-        self._held = {name: self._tensor(*entry) for name, *entry in self._places}
+        names = self._memory[32 : 32 + self._counts[3]] or b"[]"
+        self._places = msgspec.json.decode(names, type=list[_Place])  # another machine may have written them
+        self._held = {name: self._tensor(kind, shape, place) for name, kind, shape, place in self._places}
         self._free = max(self._ends(), default=NAMES_BYTES)
         return dict(self._held)
 
     @property
     def size(self) -> int:
         return len(self._bytes)
+
+    @property
+    def image(self) -> Tensor:
+        """uint8: names and tensors as they lie here."""
+        return self._bytes[: self._free]
+
+    def take_up(self, image: Tensor, updates: int) -> None:
+        """Hold what another machine has held behind so many updates."""
+        self.put_back(image, len(image))
+        self._counts[0] = self._counts[1] = updates
 
     def copy_to(self, there: Tensor) -> int:
         """There is as much room. Returns where what is held ends."""
@@ -122,7 +139,9 @@ class Numbers:
         for tensor, (*_, place) in zip(self._held.values(), self._places):
             yield place + -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
 
-    def _tensor(self, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
+    def _tensor(self, kind: str, shape: tuple[int, ...], place: int) -> Tensor:
+        dtype = getattr(torch, kind)
+        assert isinstance(dtype, torch.dtype)
         count = int(torch.Size(shape).numel())
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place).view(shape)
 

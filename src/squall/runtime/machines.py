@@ -34,8 +34,10 @@ def nodes(job: Job) -> list[Node]:
     """The processes that begin on this machine: first whom others connect to, last who computes all along."""
     evaluators = [Node("evaluator", job.recipe.replicas)] if job.task.validate is not None else []
     shards = shard_nodes(job.recipe.shards)
+    backups = [Node("backup", shard.index) for shard in shards if job.plan.settings.copies > 1]
     replicas = [replica_node(slot, 0) for slot in range(job.recipe.replicas)]
-    return [n for n in (COORDINATOR, *shards, *evaluators, *replicas) if job.site is None or job.site.has(n)]
+    everybody = (COORDINATOR, *shards, *backups, *evaluators, *replicas)
+    return [node for node in everybody if job.site is None or job.site.has(node)]
 
 
 def with_legacies(job: Job) -> Job:

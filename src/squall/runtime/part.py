@@ -29,10 +29,15 @@ class Part:
         self._says = says
         self._machines = {Node(role, index): at for (role, index), at in site.seats.items()}
         self._own, self._head = site.machine, self._machines[COORDINATOR]
+        self._called = site.called
 
-    def admit(self, node: Node, machine: int) -> None:
-        """The process is on that machine, and may call."""
+    def admit(self, node: Node, machine: int, address: str = "") -> tuple[str, int] | None:
+        """The process is on that machine, and may call, or is called at the address."""
         self._machines[node] = machine
+        return self._called(address) if address else None
+
+    def has(self, node: Node) -> bool:
+        return self._machines.get(node) == self._own
 
     def vouches(self, authority: str, node: Node) -> bool:
         """Whether an authority, by its name, is that of the machine which has this process."""

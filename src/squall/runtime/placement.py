@@ -34,11 +34,15 @@ class Parts(NamedTuple):
 ONE_PART = Parts()
 
 
-def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None, parts: Parts = ONE_PART) -> Seats:
+def place(
+    recipe: Recipe, machines: Sequence[Room], at_most: int | None = None, parts: Parts = ONE_PART, copies: int = 1
+) -> Seats:  # fmt: skip
     """Replicas are spread over the cores of all machines that may have them, shards over those with the fewest.
 
     A replica of several parts lies on one machine that has cores for all of them, else on as few as possible. Where
     there are more parts than cores all machines are crowded alike. Only parts that lie apart have seats of their own.
+
+    With two `copies` each shard has a backup on another machine, if there is one: where fewest backups are.
 
     The coordinator is on the first machine that may have it, where the run's directory is, and so is the evaluator if
     it may. Of the replicas `at_most` so many are placed. Raises `ValueError` where none may have a role.
@@ -69,7 +73,18 @@ def place(recipe: Recipe, machines: Sequence[Room], at_most: int | None = None, 
     spread("coordinator", range(1), order)
     order[seats["coordinator", 0]] = -1.0
     spread("evaluator", range(recipe.replicas, recipe.replicas + 1), order)
+    if copies > 1:
+        _back_up(recipe.shards, machines, seats)
     return seats
+
+
+def _back_up(shards: int, machines: Sequence[Room], seats: Seats) -> None:
+    backups = dict.fromkeys((i for i, machine in enumerate(machines) if "shard" in machine.roles), 0)
+    for index in range(shards):
+        own = seats["shard", index]
+        found = min(backups, key=lambda i: (i == own, backups[i], i))
+        seats["backup", index] = found
+        backups[found] += 1
 
 
 def _lay(replicas: int, parts: Parts, machines: Sequence[Room], seats: Seats, crowd: list[float]) -> None:

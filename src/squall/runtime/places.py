@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from squall.protocol.effects import Payload
 from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import COORDINATOR, Node, part_nodes
+from squall.runtime import whole
 from squall.runtime.arena import Shape, Span
 from squall.runtime.pieces import Pieces
 from squall.runtime.placement import Seats
@@ -26,9 +29,13 @@ class Places:
 
     def __init__(
         self, node: Node, shards: int, ranges: Ranges, shape: Shape, memory: memoryview, pieces: Pieces, parts: int = 1,
-        most: int | None = None,
+        most: int | None = None, scratch: Path | None = None,
     ) -> None:  # fmt: skip
-        """`memory` is the arena's, `parts` those of a replica, `most` bytes of a file that travels; None: a shard's."""
+        """`memory` is the arena's, `parts` those of a replica, `most` bytes of a file that travels; None: a shard's.
+
+        `scratch`: where shards and their backups have what they are as a whole.
+        """
+        self._scratch = scratch
         self._most = most
         self._node = node
         self._shape = shape
@@ -41,6 +48,11 @@ class Places:
         """Raises `ValueError` for what this process and the peer do not exchange."""
         if not self._exchanged(payload, peer):
             raise ValueError(f"{payload} between {self._node} and {peer}")
+        if payload.kind == "copy":
+            start, stop = self._ranges.shards[payload.shard]
+            most, sends = whole.bytes_at_most(stop - start, self._shape), self._node.role == "shard"
+            assert self._scratch is not None
+            return (whole.view(self._scratch, payload, most, sends=sends),)
         if payload.kind == "piece":
             start, stop = self._ranges.shards[payload.shard if self._shards else 0]
             at, size = payload.clock * PIECE_BYTES, payload.buffer
@@ -60,6 +72,9 @@ class Places:
         """Whether the payload goes between this process and the peer."""
         ends = {self._node, peer}
         if self._shards:
+            if backup := next((node for node in ends if node.role == "backup"), None):
+                mine = payload.kind == "gradient" or (payload.kind == "copy" and payload.owner == backup)
+                return mine and ends == {Node("shard", payload.shard), backup} and backup.index == payload.shard
             other = COORDINATOR if payload.kind == "piece" else payload.owner
             if payload.part > 0:
                 other = dict(enumerate(part_nodes(payload.owner, self._parts), start=1)).get(payload.part, other)
@@ -92,7 +107,9 @@ def used_spans(shape: Shape, layout: Layout, shards: int, seats: Seats, machine:
     if not shards:
         own.add(shape.replicas)  # replicas put there what they show to the evaluator
     ranges = [
-        layout.shard_range(index, shards) for (role, index), at in seats.items() if (role, at) == ("shard", machine)
+        layout.shard_range(index, shards)
+        for (role, index), at in seats.items()
+        if role in ("shard", "backup") and at == machine
     ]
     spans = []
     for slot in range(shape.replicas + any(role == "evaluator" for role, _ in seats)):

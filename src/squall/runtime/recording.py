@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from squall.protocol.copied import Attach, CopyTo
 from squall.protocol.effects import (
     AddPortions,
     Apply,
@@ -50,7 +51,8 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     if job.schedule is None or (isinstance(host, CollectiveHost) and job.inside is not None):
         return host
     last, goes_on = job.plan.settings.last_snapshots, job.succeeds(node)
-    if goes_on and last:
+    legacy = job.legacies.get(node.index) if node.role == "shard" else None
+    if goes_on and (last or (legacy is not None and legacy.backed)):
         return host  # what a replay from a snapshot needs beside it the dead one has not kept: it ends there
     log = ScheduleWriter(job.schedule / str(node), _may_take(job, node), goes_on)
     if isinstance(host, CollectiveHost):
@@ -60,7 +62,6 @@ def recorded(host: Host, job: Job, node: Node) -> Host:
     if node.role == "replica":
         return RecordedReplica(host, log, ReplicaParts(job, node) if last else None)
     assert isinstance(host, ShardHost | VectorHost)
-    legacy = job.legacies.get(node.index)
     cuts = ShardCuts(job, node, host.store, last) if last and isinstance(host.store, Store) else None
     return RecordedShard(host, log, job.recipe.replicas, cuts, legacy)
 
@@ -145,7 +146,7 @@ class RecordedShard(HostAround):
                         self._log, self._clocks = ScheduleWriter(path), ClockSteps()
             case End():
                 self._log.close()
-            case _:
+            case _ if not isinstance(effect, CopyTo):
                 raise AssertionError(effect)
         return event
 
@@ -281,14 +282,14 @@ class RecordedReplica(HostAround):
 
 def _counts(payload: Payload) -> bool:
     """An evaluator only looks, and other parts get the same."""
-    return payload.owner.role == "replica" and payload.part <= 0
+    return payload.kind != "gradient" and payload.owner.role == "replica" and payload.part <= 0
 
 
 def _to_record(effect: Effect) -> Changed | Payload | None:
     match effect:
         case Apply() | GoBack() | CalculateVectors() | AddPortions():
             return effect
-        case Transmit(payload=Payload() as payload, again=False) if _counts(payload):
+        case Transmit(payload=Payload() as payload, again=False) | Attach(payload) if _counts(payload):
             return payload
     return None
 

@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Policy(
             self.replicas, self.shards, task.validate is not None, self.settings.evaluate_every_s, self.until,
             self.settings.seconds, self.settings.snapshot_every_s, goal=self.goal,
-            parts=self.settings.parts, spread_parts=self.settings.spread_parts,
+            parts=self.settings.parts, spread_parts=self.settings.spread_parts, copies=self.settings.copies,
             loaders=task.loader.get("num_workers", 0),
             quarantine=self.settings.quarantine(-(-task.examples // task.batch_size)),
         )  # fmt: skip

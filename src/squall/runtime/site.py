@@ -53,6 +53,10 @@ class Site:
             if node not in keep:
                 listener.close()
 
+    def address(self, listener: socket.socket) -> str:
+        """Where others call a socket of this machine; it is turned back by `called`."""
+        return f"{self.host}:{listener.getsockname()[1]}"
+
     def called(self, address: str) -> Address:
         """Where a process is called that has said so; one of machine 0 where this machine reaches the coordinator.
 

@@ -33,12 +33,13 @@ class Store:
 
     def __init__(
         self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor,
-        numbers: Numbers | None = None,
+        numbers: Numbers | None = None, weights: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`numbers`: where its state is left to a successor."""
+        """`numbers`: where its state is left to a successor. `weights`: its own, where not those of `initial`."""
         loop = recipe.loop
         self.start, self.stop = layout.shard_range(shard, recipe.shards)
-        self.weights = initial[self.start : self.stop]  # float32 [shard elements], from now on this shard's
+        # float32 [shard elements], from now on this shard's
+        self.weights = initial[self.start : self.stop] if weights is None else weights
         self.arena = arena
         pieces = layout.pieces(self.start, self.stop, loop.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]

@@ -15,6 +15,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import repeat
 from typing import Any
 
+from squall.protocol.copied import Attach
 from squall.protocol.effects import Admit, Effect, End, Forget, KillMember, KillMembers, Send, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, Started, TimePassed
 from squall.protocol.frames import Frame, Message
@@ -32,7 +33,7 @@ _HEARD: dict[type, Callable[[Node, Any], Event]] = {
     Frame: FrameArrived, Parcel: lambda sender, parcel: ParcelArrived(sender, *parcel),
 }  # fmt: skip  # what comes, as an event; without links it is a message
 _ARRIVALS, _CALLS = (FrameArrived, ParcelArrived, MessageArrived), (TimePassed, Free)
-_MEMBERSHIP = (End, StartMember, KillMember, KillMembers, Forget, Admit)
+_MEMBERSHIP = (End, StartMember, KillMember, KillMembers, Forget, Admit, Attach)
 
 
 class World:
@@ -65,6 +66,8 @@ class World:
     def add(self, node: Node, linked: Linked | Machine, host: Host, home: Node = NURSERY) -> None:
         """A process on the machine of the nursery `home`, which is told when it is killed."""
         self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node), home)
+        if node == COORDINATOR and home in self.processes:
+            self.processes[home].pipe = COORDINATOR
         self.post(node, _STARTED)
 
     def bring(self, node: Node, home: Node = NURSERY) -> None:
@@ -87,7 +90,7 @@ class World:
         """Do something to the world at a time of its clock."""
         self._put(time_s, _WORLD, action)
 
-    def kill(self, node: Node, why: str = "killed", notice_s: float | None = None) -> bool:
+    def kill(self, node: Node, why: str = "killed", notice_s: float | None = None, torn: bool = False) -> bool:
         """The process, if there is one, is gone; its nursery is told a little later, or after `notice_s`."""
         process = self.processes.pop(node, None)
         if process is not None:
@@ -96,7 +99,7 @@ class World:
                 told(node)
             if not process.over:
                 after_s = self._conditions.notice_s if notice_s is None else notice_s
-                self.post(process.home, ProcessEnded(node, why), after_s)
+                self.post(process.home, ProcessEnded(node, why, torn), after_s)
         return process is not None and not process.over
 
     def pause(self, node: Node, seconds: float) -> None:
@@ -280,6 +283,8 @@ class World:
                 process.host.perform(effect, self.now)
                 process.end = effect
                 self.ended |= process.node == COORDINATOR
+            case Attach(payload):
+                process.host.attach(payload)
             case StartMember(newcomer):
                 self.bring(newcomer, process.node)
             case KillMembers(why):

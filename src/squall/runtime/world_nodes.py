@@ -85,7 +85,8 @@ class WorldNode:
     def __init__(self, node: Node, linked: Linked | Machine, host: Host, clock: Clock | None, home: Node) -> None:
         self.node = node
         self.home = home  # the nursery of its machine
-        self.pipe = {COORDINATOR: NURSERY, NURSERY: COORDINATOR}.get(node)  # with whom it speaks without a wire
+        # With whom it speaks without a wire.
+        self.pipe = home if node == COORDINATOR else COORDINATOR if node == NURSERY else None
         self.alive = True  # it was added, and not killed
         self.linked = linked  # a machine with links or without
         self.forgotten: dict[Node, None] | None = None  # senders whose messages a machine without links drops

@@ -99,8 +99,11 @@ class _Part:
         if not isinstance(message, Exchange | None):
             raise ValueError(f"nobody says {type(message).__name__} here")
 
-    def admit(self, node: Node, machine: int) -> None:
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
         """Nobody moves."""
+
+    def has(self, node: Node) -> bool:
+        return False
 
     def vouches(self, authority: str, node: Node) -> bool:
         return authority == machine_name(node.index)

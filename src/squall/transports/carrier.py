@@ -53,9 +53,10 @@ class Carrier:
         with self._lock:
             return self._streams.take()
 
-    def admit(self, node: Node, machine: int) -> None:
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
         with self._lock:
-            self._streams.admit(node, machine)
+            self._streams.admit(node, machine, address)
+        os.eventfd_write(self._work, 1)
 
     def forget(self, node: Node) -> None:
         """When this returns, nothing that the peer sends is put anywhere any more."""

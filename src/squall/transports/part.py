@@ -22,8 +22,11 @@ class Part(Protocol):
     def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None:
         """Raises `ValueError` for what this sender never says."""
 
-    def admit(self, node: Node, machine: int) -> None:
-        """The process is on that machine."""
+    def admit(self, node: Node, machine: int, address: str, /) -> tuple[str, int] | None:
+        """The process is on that machine. Returns where it is called there, if that is said. Raises `ValueError`."""
+
+    def has(self, node: Node) -> bool:
+        """The process is on this machine."""
 
     def vouches(self, authority: str, node: Node) -> bool:
         """Whether an authority, by its name, may name that process."""

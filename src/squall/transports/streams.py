@@ -105,9 +105,17 @@ class Streams:
             self._streams[event.node].ready = True
         return event
 
-    def admit(self, node: Node, machine: int) -> None:
-        """The process is there, and may connect from that machine."""
-        self._part.admit(node, machine)
+    def admit(self, node: Node, machine: int, address: str = "") -> None:
+        """The process is there, and may connect from that machine, or is called there from now on."""
+        moved = self._part.admit(node, machine, address)
+        if moved is not None:
+            self._close(node)  # what had its name before is somewhere else
+            self._addresses[node] = moved
+            self._redial.pop(node, None)
+            self._redial_at = 0.0
+        elif self._part.has(node) and node not in self._addresses:
+            self._close(node)
+            self._had.pop(node, None)  # it has come to this machine, and is not reached over this any more
 
     def forget(self, node: Node) -> None:
         """Nothing that this peer sends is put anywhere any more."""

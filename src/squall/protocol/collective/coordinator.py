@@ -85,7 +85,7 @@ class CollectiveCoordinator(WeightHolders):
     def view_waits(self) -> bool:
         """The first view has everybody; a later one comes between two rounds, unless a member is lost."""
         if not self.members.number and self.phase is Phase.RUNNING:
-            expected = self.policy.replicas - len(self._replacing.given_up) - len(self._placing.waiting)
+            expected = self.policy.replicas - len(self._replacing.given_up) - self._placing.replicas_waiting
             return len(self.members.live) < expected
         return bool(self.rounds.open) and not self._torn
 

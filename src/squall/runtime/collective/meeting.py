@@ -44,12 +44,13 @@ class NearFellows:
     def __init__(self, node: Node, directory: Path, device: torch.device, part: int = 0) -> None:
         """`directory`: where members find each other, of this start of the run alone."""
         self._directory, self._part = directory, part
-        self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._gpus = torch.cuda.device_count() if device.type == "cuda" else 0
         self._pid_file(node).write_text(str(os.getpid()))  # before it joins, so that all who know it find that
 
     def form(self, effect: JoinGroup, own: int) -> Group:
         pids = [int(self._pid_file(node).read_text()) for node in effect.members]
-        return Group(f"{effect.number}-{self._part}", self._directory, pids, own, self._backend)
+        backend = "nccl" if len(pids) <= self._gpus else "gloo"  # the first wants a GPU for each member
+        return Group(f"{effect.number}-{self._part}", self._directory, pids, own, backend)
 
     def cut(self) -> None:
         """Nobody hears of a reason for it while something is under way."""

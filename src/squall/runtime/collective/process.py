@@ -93,9 +93,10 @@ class GroupedMember:
             dist.all_reduce(unused, group=group.torch)
             self.unused = bool(unused.item())
             self._wrapped = DistributedDataParallel(
-                _Loss(self.member.task, self.member.alone), process_group=group.torch, forward_sync_buffers=False,
-                init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=self.unused,
+                _Loss(self.member.task, self.member.alone), process_group=group.torch, init_sync=False,
+                gradient_as_bucket_view=True, find_unused_parameters=self.unused,
             )  # fmt: skip
+            self._wrapped.broadcast_buffers = False  # the argument has another name before torch 2.13
             self._inside.wrapped = self._wrapped
         if self.holding is not None:
             self._sharing = Sharing(self.holding, group, source, effect.clock)  # nothing may fail behind it

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from squall.protocol.effects import Compute, Effect, Transmit
+from squall.protocol.effects import Admit, Compute, Effect, Transmit
 from squall.protocol.events import ActivitySeen, Event, FrameArrived
 from squall.protocol.link import Linked
 from squall.protocol.messages import Exchanged, Grant
@@ -59,8 +59,9 @@ class Looks:
         """`machine` says where a node is."""
         self._chance = random.Random(f"{seed} looks")  # of its own: all else of a seed's world stays as it was
         self._world, self._machine = world, machine
-        self._seen: dict[Node, float] = {}  # until when
-        self._told: dict[Node, float] = {}  # seconds
+        self._seen: dict[tuple[Node, int], float] = {}  # on that machine, until when
+        self._placed: dict[Node, int] = {}  # where the coordinator has processes started
+        self._told: dict[tuple[Node, int], float] = {}  # seconds there
         if self._chance.random() < LOOKED_AT:
             self._look_again()
 
@@ -75,23 +76,30 @@ class Looks:
                 there[self._machine(node)].append(node)
         for machine, nodes in there.items():
             boasts = self._chance.random() < BOASTS
-            strangers = [node for other, found in there.items() if other != machine for node in found if boasts]
+            elsewhere = [node for other, found in there.items() if other != machine for node in found]
+            strangers = [node for node in elsewhere if boasts and node != COORDINATOR]
             seen = (*map(self._spent, nodes), *(Spent(node, LOOK_EVERY_S) for node in strangers[:1]))
             self._world.post(Node("nursery", machine), ActivitySeen(seen))
         self._look_again()
 
     def _spent(self, node: Node) -> Spent:
-        now = self._world.now
-        since, self._seen[node] = self._seen.get(node, now), now
+        now, key = self._world.now, (node, self._machine(node))
+        since, self._seen[key] = self._seen.get(key, now), now
         return Spent(node, now - since)
 
     def watch(self, what: Event | Effect) -> None:
+        if isinstance(what, Admit):
+            self._placed[what.node] = what.machine
         if not isinstance(what, ActivityTold):
             return
         for spent in what.spent:
             node, at = spent.node, self._machine(spent.node)
+            if (node, what.machine) in self._seen:  # it was there: what is told may have waited for a deputy
+                at = what.machine
+            elif self._placed.get(node) == what.machine:  # it is to be there
+                continue
             if at != what.machine:
                 raise Broken("I19", f"{node} is on machine {at}, and machine {what.machine} is believed")
-            told = self._told[node] = self._told.get(node, 0.0) + spent.seconds
-            if told > self._seen.get(node, 0.0) + ROUNDING_S:
-                raise Broken("I19", f"{node} has spent {told:.3f} s by {self._seen.get(node, 0.0):.3f} s")
+            told = self._told[node, at] = self._told.get((node, at), 0.0) + spent.seconds
+            if told > (seen := self._seen.get((node, at), 0.0)) + ROUNDING_S:
+                raise Broken("I19", f"{node} has spent {told:.3f} s by {seen:.3f} s")

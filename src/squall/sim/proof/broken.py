@@ -29,6 +29,10 @@ INVARIANTS = {
     "I20": "what a coordinator tells is in the record once, whoever goes on in its place",
     "I21": "what is left out for NaN or Inf gave it twice, is no more than may be, and only more than that ends a run",
     "I22": "a process that hangs is killed in time, and none that goes on by itself or stands still with its machine",
+    "I23": "what a shard lets others hear its backup has, and goes on from it where it takes over",
+    "I24": "a shard, or the coordinator, goes on in the place of its backup when that has ended",
+    "I25": "of a coordinator and its deputy one goes on at most",
+    "I26": "a deputy's record is its coordinator's, and goes on from it",
 }
 
 

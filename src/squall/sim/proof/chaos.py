@@ -130,6 +130,8 @@ class Chaos:
     parts: int = 1  # of each replica
     spread_parts: bool | None = False  # over as many machines as possible; None: never over two
     loaders: int = 0  # of each member of a group
+    copies: int = 1  # of each shard
+    deputy: bool = False  # the coordinator has one
 
     @property
     def recipe(self) -> Recipe:
@@ -138,7 +140,7 @@ class Chaos:
     @property
     def rooms(self) -> tuple[MachineRoom, ...]:
         """The machines, where there are several. The first has the coordinator, and room for a replica at least."""
-        sizes = self.machines, self.replicas, self.recipe.shards, self.parted
+        sizes = self.machines, self.replicas, self.recipe.shards, self.parted, self.copies
         return several.rooms(self.seed, *sizes) if self.machines > 1 else ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node, part_nodes
@@ -24,7 +24,9 @@ from squall.sim.proof.faults import (
     Role,
     UserStop,
 )
-from squall.strategies import Recipe
+
+if TYPE_CHECKING:
+    from squall.sim.proof.chaos import Chaos
 
 MACHINES = (1, 1, 1, 2, 2, 3)  # of a world, equally likely each
 FAULTS_AT_MOST = 4  # of machines, in a world of several
@@ -35,6 +37,7 @@ MORTALITY = 0.7  # of the faults of parts are deaths
 SPREAD = 0.5  # of the worlds with parts spread them on purpose, and of the replicas of others
 TOGETHER = 0.2  # of the worlds with parts have those of each replica on one machine, as scripts
 PARTS = (1, 1, 1, 2, 2, 3)  # of a replica in a world of several machines, equally likely each
+BACKED_ELSEWHERE = 0.9  # of the backups are on another machine than their shards
 PULSE = Pulse(every_s=0.25, lost_after_s=3.0)  # links send again after 1 s, and then after 2
 
 
@@ -49,7 +52,9 @@ def parts_of(seed: int) -> Parts:
 
 
 @cache
-def rooms(seed: int, machines: int, replicas: int, shards: int, parts: Parts) -> tuple[MachineRoom, ...]:
+def rooms(
+    seed: int, machines: int, replicas: int, shards: int, parts: Parts, copies: int = 1
+) -> tuple[MachineRoom, ...]:  # fmt: skip
     chance = random.Random(f"{seed} rooms")
     on: list[list[Node]] = [[] for _ in range(machines)]
     late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
@@ -59,6 +64,10 @@ def rooms(seed: int, machines: int, replicas: int, shards: int, parts: Parts) ->
     for slot in range(max(1, late)):
         on[chance.randrange(machines)].append(Node("replica", slot))
         _lay_apart(Node("replica", slot), seed, on, parts)
+    for index in range(shards if copies > 1 else 0):
+        backs = random.Random(f"{seed} backup {index}")
+        others = [nodes for nodes in on if Node("shard", index) not in nodes]
+        backs.choice(others if backs.random() < BACKED_ELSEWHERE else on).append(Node("backup", index))
     placed = {node for nodes in on for node in nodes}
     held = [sum(places_taken(node, placed, parts.number) for node in nodes) for nodes in on]
     spare = [chance.choice((0, 0, 1, 2)) for _ in on]
@@ -106,11 +115,12 @@ def slow_stops(seed: int, machines: int, faults: tuple[Fault, ...]) -> tuple[Fau
     return tuple(sorted((*faults, *jams), key=lambda fault: fault.at))
 
 
-def without(rooms: dict[int, int], recipe: Recipe, parts: Parts) -> tuple[MachineRoom, ...]:
-    """What begins where when a run goes on with these machines, each of which has places for so many parts."""
+def without(rooms: dict[int, int], world: Chaos) -> tuple[MachineRoom, ...]:
+    """What begins where when a world's run goes on with these machines, which have places for so many parts."""
+    parts = world.parted
     numbers = list(rooms)
     cores = [Cores(max(1, room)) for room in rooms.values()]
-    seats = place(recipe, cores, max(1, sum(rooms.values()) // parts.number), parts)
+    seats = place(world.recipe, cores, max(1, sum(rooms.values()) // parts.number), parts, world.copies)
     on: dict[int, list[Node]] = {machine: [] for machine in numbers}
     for (role, index), at in seats.items():
         if role != "coordinator":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from squall.protocol import events
+from squall.protocol.copied import CopyTo
 from squall.protocol.effects import Effect, PublishSnapshot, WritePiece
 from squall.protocol.events import Event
 from squall.protocol.nodes import Node
@@ -27,6 +28,11 @@ class CoordinatorPhantom(Phantom):
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, WritePiece):
             return self._write(effect)
+        if isinstance(effect, CopyTo):
+            if effect.backup is None:
+                return None
+            self.memory.wholes[effect.backup] = effect.state, self.told
+            return events.CopyKnown(effect.backup, 1)
         if isinstance(effect, Note):
             self.told += 1
             self._waiting.append((self.told, effect))

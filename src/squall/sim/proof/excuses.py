@@ -6,6 +6,7 @@ from collections import Counter
 
 from squall.protocol.closing import NOBODY_LEFT
 from squall.protocol.collective.coordinator import LOST, SHARE_LOST
+from squall.protocol.deputy import FIRST_LOST
 from squall.protocol.effects import End
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.sim.proof.chaos import Chaos
@@ -20,7 +21,7 @@ def excuses(
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
     late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
-    lost = end.reason.startswith("machine ") and (silenced or late)
+    lost = end.reason.startswith(("machine ", FIRST_LOST)) and (silenced or late)
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
     died = 0
     bereft = NOBODY_LEFT in end.reason and had["replica"] + had["part"] + had["Lie"] + silenced > 0
@@ -29,7 +30,7 @@ def excuses(
         died += silenced + late + taken
     return {
         "finished": True,
-        "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0 or bereft,
+        "interrupted": had["UserStop"] > 0 or had["MachineLeaves"] > 0 or bereft or lost,
         "moved": had["MachineLeaves"] > 0 or lost or had["Lie"] > 0 or (died > 0 and end.reason in (LOST, SHARE_LOST)),
         "nonfinite": rotten or had["Spoil"] > (not isinstance(chaos.recipe.work, BatchMethod)),
         "failed": died > 0 or had["FullDisk"] > 0 or given_up or lost or had["Lie"] > 0,

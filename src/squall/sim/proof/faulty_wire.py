@@ -14,9 +14,14 @@ from squall.sim.proof.faults import Cut, Jam, Partition, Weather
 class FaultyWire:
     """The network of a world: its ordinary latency, and the weather, cuts and partitions of the moment."""
 
-    def __init__(self, network: Network, machine: Callable[[Node], int] = lambda node: 0) -> None:
+    def __init__(
+        self, network: Network, machine: Callable[[Node], int] = lambda node: 0,
+        cut: Callable[[Node, Node], bool] = lambda sender, to: False,
+    ) -> None:  # fmt: skip
+        """`cut`: these two do not know where to reach each other."""
         self._network = network
         self._machine = machine  # on which a node is
+        self._cut = cut
         self._faults: list[tuple[float, Weather | Cut | Partition | Jam]] = []  # until when
 
     def begin(self, fault: Weather | Cut | Partition | Jam, now: float) -> None:
@@ -33,7 +38,7 @@ class FaultyWire:
         faults = [fault for _, fault in self._faults]
         if any(isinstance(fault, Cut) and fault.severs(sender, effect.to) for fault in faults):
             return ()
-        if self.parted(sender, effect.to, now):
+        if self.parted(sender, effect.to, now) or self._cut(sender, effect.to):
             return ()
         jams = [(until, fault) for until, fault in self._faults if isinstance(fault, Jam)]
         now = max((now, *(until for until, jam in jams if jam.holds(sender, self._machine(sender), effect))))

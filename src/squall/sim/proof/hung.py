@@ -102,7 +102,7 @@ class Stillness:
         for node in found:
             before = self._still.get(node)
             began = before.since if before is not None and before.stopped and before.until >= now else now
-            if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until > now:
+            if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until >= now:
                 began = min(began, self._moved.get(node, now))  # in the midst of a step
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
             match fault:

@@ -10,7 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from squall.protocol.effects import Apply, EvaluateModel, PublishSnapshot, Transmit, UseWeights, WriteSnapshot
+from squall.protocol.copied import Attach
+from squall.protocol.effects import (
+    Apply,
+    EvaluateModel,
+    Payload,
+    PublishSnapshot,
+    Transmit,
+    UseWeights,
+    WriteSnapshot,
+)  # fmt: skip
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Exchange, Exchanged, Lease
@@ -18,8 +27,7 @@ from squall.protocol.nodes import Node
 from squall.protocol.notes import BatchLeftOut, LeaseEnded, UpdatesLost, WorkReported
 from squall.protocol.unsaved import GoBack
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.logs import Labels, SentPush, ShardLog
-from squall.sim.proof.loops import mean_rates
+from squall.sim.proof.logs import Labels, SentPush, ShardLog, bound, numbers, text, wrong_weights
 from squall.sim.proof.loss_books import LossBooks
 from squall.sim.proof.memory import BatchRange, File, Gradient, Written
 from squall.sim.proof.phantoms import PhantomHosts
@@ -30,14 +38,15 @@ from squall.strategies.base import Recipe
 class Auditor:
     """Watches the lives of one run. `watch` is a world's trace; it raises `Broken`."""
 
-    def __init__(self, recipe: Recipe, examples: int, batch_size: int, limits: Limits) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, examples: int, batch_size: int, limits: Limits, copied: bool = False) -> None:
+        """`copied`: shards have backups, for which their answers wait."""
+        self.recipe, self._copied = recipe, copied
         self.examples, self.batch_size, self.limits = examples, batch_size, limits
         self._left_out: set[tuple[int, BatchRange]] = set()  # by loops: lease and batch
         self._skipped: set[BatchRange] = set()  # of these, the batches that were over without a step
         self.allowed: Counter[BatchRange] = Counter()  # repeats that the audit names: what was given back by its holder
         self._batches = partial(batches, size=batch_size)
-        self._bound = _bound(recipe)
+        self._bound = bound(recipe)
         self._rows = LeaseRows()
         self._examples_saved = 0  # in the newest snapshot, by the shard that has fewest
 
@@ -58,6 +67,7 @@ class Auditor:
         self._under_way: dict[Node, SentPush | None] = {}  # of replicas: the last push sent
         self._answered: dict[Node, dict[int, int]] = {}  # version that each shard's last answer had
         self._losses = LossBooks(self.recipe.shards, self.batch_size, self.allowed)
+        self._kept_back: set[tuple[Node, Payload]] = set()  # weights that wait for backups, and by whom
         self._labels = Labels(self._logs, self.recipe.work.local is not None)
         for shard, file in enumerate(files):
             for applied in file.applied:
@@ -77,6 +87,13 @@ class Auditor:
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
+            case Attach(payload) if payload.kind == "weights":
+                self._at_version(node.index, payload.version, f"its answer to {payload.owner}")
+                self._kept_back.add((node, payload))
+            case Transmit(to, frame, payload, True) if (node, payload) in self._kept_back:
+                self._kept_back.discard((node, payload))
+                assert isinstance(frame.message, Exchanged)
+                self._on_exchanged(node.index, to, frame.message)
             case Transmit(again=False):
                 if type(what.frame.message) is Exchange:
                     self._on_exchange(node, what.frame.message)
@@ -119,19 +136,21 @@ class Auditor:
             push = self._pushes.get((term.owner, term.buffer))
             now_there = memory.gradient(term.slot, term.buffer, shard, self.hosts.others(term.owner))
             if push is None or push.gradients != now_there:
-                sent = "nothing" if push is None else _numbers(push.gradients)
-                raise Broken("I6", f"shard {shard} applies {_numbers(now_there)}, and the push had {sent}")
+                sent = "nothing" if push is None else numbers(push.gradients)
+                raise Broken("I6", f"shard {shard} applies {numbers(now_there)}, and the push had {sent}")
             if shard in push.staleness:
                 raise Broken("I2", f"shard {shard} applies clock {push.exchange.clock} of {push.node} twice")
             for gradient in push.gradients:
                 self._have(shard, gradient)
             self._check_staleness(shard, push, apply)
             pushes.append(push)
-        self._check_weights(shard, apply, pushes)
+        if wrong := wrong_weights(apply, pushes, self.recipe.loop.exchanges.rules.gather):
+            raise Broken("I6", f"shard {shard} {wrong}")
         log.add(pushes, [term.weight for term in apply.terms])
 
     def _on_exchanged(self, shard: int, to: Node, answer: Exchanged) -> None:
-        self._at_version(shard, answer.version, f"its answer to {to}")
+        if answer.version > self._logs[shard].version or not self._copied:
+            self._at_version(shard, answer.version, f"its answer to {to}")
         self._answered.setdefault(to, {})[shard] = answer.version
         push = self._under_way.get(to)
         if push is None or not push.exchange.batches or answer.clock < push.exchange.clock:
@@ -170,7 +189,7 @@ class Auditor:
         kept = self._further if gradient.further else self._applied
         computations = kept[shard].setdefault(batch, [])
         if number in computations:
-            raise Broken("I2", f"shard {shard} applies computation {number}, of {_text(batch)}, twice")
+            raise Broken("I2", f"shard {shard} applies computation {number}, of {text(batch)}, twice")
         computations.append(number)
         if gradient.further:
             return
@@ -180,13 +199,30 @@ class Auditor:
 
     def _on_gone_back(self, shard: int, version: int) -> None:
         for gradient in self._logs[shard].back_to(version):
-            batch, number = gradient.batch, gradient.number
-            (self._further if gradient.further else self._applied)[shard][batch].remove(number)
-            if gradient.further:
-                continue
-            self._losses.had(shard, batch)
+            self._has_not(shard, gradient)
+            if not gradient.further:
+                self._losses.had(shard, gradient.batch)
+
+    def _has_not(self, shard: int, gradient: Gradient) -> None:
+        """The shard has this computation no more."""
+        batch, number = gradient.batch, gradient.number
+        (self._further if gradient.further else self._applied)[shard][batch].remove(number)
+        if not gradient.further:
             self._whole[batch] -= self._shards_with[number] == self.recipe.shards
             self._shards_with[number] -= 1
+
+    def taken_over(self, shard: int, version: int, made: Sequence[Apply]) -> None:
+        """Its backup goes on from that version; what is beyond it nobody has heard of. It has `made` updates."""
+        for to, versions in self._answered.items():
+            if versions.get(shard, 0) > version:
+                raise Broken(
+                    "I23", f"shard {shard} has answered {to} with version {versions[shard]}, and is at {version}"
+                )
+        for gradient in self._logs[shard].only(version, shard):
+            self._has_not(shard, gradient)
+        if missing := version - self._logs[shard].version:  # the shard has died inside it
+            for apply in made[-missing:]:
+                self._on_apply(shard, apply)
 
     def _check_staleness(self, shard: int, push: SentPush, apply: Apply) -> None:
         log = self._logs[shard]
@@ -195,9 +231,9 @@ class Auditor:
         for gradient in push.gradients:
             batch = gradient.batch
             if not gradient.further and len(self._applied[shard][batch]) > 1 + self.allowed[batch]:
-                raise Broken("I4", f"shard {shard} applies {_text(batch)} again, and no lease on it was given back")
+                raise Broken("I4", f"shard {shard} applies {text(batch)} again, and no lease on it was given back")
             if not gradient.further and self._whole[batch] > 1:
-                raise Broken("I4", f"all shards have {_text(batch)} twice")
+                raise Broken("I4", f"all shards have {text(batch)} twice")
         if self.recipe.loop.exchanges.rules.scaled and apply.rate != 1 / max(1, staleness):
             raise Broken("I3", f"shard {shard} scales a push of staleness {staleness} by {apply.rate}")
         if self._bound is None:
@@ -208,18 +244,6 @@ class Auditor:
             if count > (own if node == push.node else others):
                 raise Broken("I3", f"shard {shard} applies a push of {push.node} after {count} newer ones of {node}")
 
-    def _check_weights(self, shard: int, apply: Apply, pushes: list[SentPush]) -> None:
-        if self.recipe.loop.exchanges.rules.gather == "each":
-            right = [1.0]
-        else:
-            total = sum(push.exchange.examples for push in pushes)
-            right = [push.exchange.examples / total for push in pushes]
-        if [term.weight for term in apply.terms] != right:
-            raise Broken("I6", f"shard {shard} weighs an update as {apply.terms}, and its pushes are {right}")
-        wanted = mean_rates([(push.gradients[-1].factors, push.exchange.examples) for push in pushes])
-        if apply.factors != wanted:
-            raise Broken("I6", f"shard {shard} steps at {apply.factors}, and the loops behind it want {wanted}")
-
     # ------------------------------------------------------------ the accounting
 
     def _on_lease(self, lease: Lease, done: int) -> None:
@@ -229,7 +253,7 @@ class Auditor:
                 continue
             for shard, applied in enumerate(self._applied):
                 if not applied.get(batch) and not self._losses.lost(shard, batch):
-                    raise Broken("I1", f"{_text(batch)} counts as trained, and shard {shard} does not have it")
+                    raise Broken("I1", f"{text(batch)} counts as trained, and shard {shard} does not have it")
         self.allowed.update(self._batches(lease.epoch, done, lease.stop))
         self._rows.add(lease.id, Range(lease.epoch, lease.start, done))
 
@@ -249,16 +273,14 @@ class Auditor:
             missing = sorted(ledger - {gradient.batch for gradient in gradients} - skipped)
             if missing:
                 where = f"snapshot {manifest.number} of shard {shard}"
-                raise Broken("I1", f"the ledger calls {_text(missing[0])} trained, and {where} lacks it")
+                raise Broken("I1", f"the ledger calls {text(missing[0])} trained, and {where} lacks it")
         common = set.intersection(*({gradient.number for gradient in gradients} for gradients in files))
         again = sorted({gradient.batch for gradient in files[0] if gradient.number in common} - ledger)
         if again:
-            raise Broken("I4", f"all files of snapshot {manifest.number} have {_text(again[0])}, which is dealt again")
+            raise Broken("I4", f"all files of snapshot {manifest.number} have {text(again[0])}, which is dealt again")
         told = {batch for span in self._rows.published(manifest) for batch in self._batches(*span)}
         if unknown := sorted(ledger - told):
-            raise Broken(
-                "I4", f"snapshot {manifest.number} is there before any row that {_text(unknown[0])} is trained"
-            )
+            raise Broken("I4", f"snapshot {manifest.number} is there before any row that {text(unknown[0])} is trained")
 
     def finished(self, lives: int, trained: int) -> None:
         """The run says that all data is trained."""
@@ -266,31 +288,10 @@ class Auditor:
         for epoch in range(self.limits.epochs):
             for batch in self._batches(epoch, 0, self.examples):
                 if not self._whole[batch] and batch not in self._skipped:
-                    raise Broken("I4", f"{_text(batch)} was never trained")
+                    raise Broken("I4", f"{text(batch)} was never trained")
         told = sum(stop - start for _, start, stop in self._skipped)
         told += sum(report.stats.examples for report in self.hosts.noted(WorkReported))
         if trained != self.limits.epochs * self.examples:
             raise Broken("I4", f"the ledger counts {trained} examples")
         if lives == 1 and not trained <= told <= trained + self._losses.examples:
             raise Broken("I4", f"the reports name {told} examples of {trained}")
-
-
-def _bound(recipe: Recipe) -> tuple[int, int] | None:
-    """Updates of its own, and of each other process, that an applied push may be behind; None: any number.
-
-    See `protocol.shard` for where the numbers come from. A late push that a round folds in may be behind any number.
-    """
-    cadence, rules = recipe.loop.exchanges.cadence, recipe.loop.exchanges.rules
-    if rules.gather == "mean":
-        return None if rules.late == "fold" and not rules.waits_for_all else (0, 0)
-    if rules.max_delay is None or cadence.push_every % cadence.fetch_every:
-        return None
-    return (1, 2 * (rules.max_delay + 1)) if cadence.overlap else (0, 2 * rules.max_delay + 1)
-
-
-def _text(batch: BatchRange) -> str:
-    return "examples {1} to {2} of epoch {0}".format(*batch)
-
-
-def _numbers(gradients: Sequence[Gradient]) -> str:
-    return f"computations {[gradient.number for gradient in gradients]}"

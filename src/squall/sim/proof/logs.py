@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from squall.protocol.effects import Compute, Transmit
+from squall.protocol.effects import Apply, Compute, Transmit
 from squall.protocol.events import GradientComputed
 from squall.protocol.messages import Evaluated, Exchange, Logged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WeightsMeasured
-from squall.sim.proof.memory import Gradient, Written, folded
+from squall.sim.proof.loops import mean_rates
+from squall.sim.proof.memory import BatchRange, Gradient, Written, folded
+from squall.strategies.base import Recipe
 
 Label = tuple[int, int]  # updates and examples, each by the shard that has fewest
 
@@ -32,6 +34,7 @@ class ShardLog:
         self.folds = [written.fold]  # before and after each update
         self.examples = [examples]  # trained, in the same way
         self.pushers: list[tuple[Node, ...]] = []  # of each update
+        self._pushes: list[Sequence[SentPush]] = []  # the same
         self._gradients: list[list[Gradient]] = []  # of each update, that are in the numbers
         self._behind = 0  # place of what the next update is made on: the last, unless it has gone back
 
@@ -47,6 +50,7 @@ class ShardLog:
         self.folds.append(folded(self.folds[self._behind], update))
         self.examples.append(self.examples[self._behind] + trained)
         self.pushers.append(tuple(push.node for push in pushes))
+        self._pushes.append(pushes)
         self._gradients.append(gradients)
         self._behind = len(self.pushers)
 
@@ -55,6 +59,19 @@ class ShardLog:
         self._behind = version - self.first
         lost = [gradient for gradients in self._gradients[self._behind :] for gradient in gradients]
         self._gradients[self._behind :] = [[] for _ in self._gradients[self._behind :]]
+        return lost
+
+    def only(self, version: int, shard: int) -> list[Gradient]:
+        """There are no later updates, of which nobody has heard. Returns what they had brought."""
+        count = version - self.first
+        lost = [gradient for gradients in self._gradients[count:] for gradient in gradients]
+        for push in [push for pushes in self._pushes[count:] for push in pushes]:
+            del push.staleness[shard]
+        if count < len(self.pushers):
+            self._behind = count
+        for kept, behind in ((self.folds, 1), (self.examples, 1), (self.pushers, 0), (self._pushes, 0)):
+            del kept[count + behind :]
+        del self._gradients[count:]
         return lost
 
     def written(self, version: int) -> Written:
@@ -102,3 +119,38 @@ class Labels:
                     names = ", ".join(values)
                     return f"the record labels {names} with updates, examples {label}, and nobody has told that"
         return ""
+
+
+def bound(recipe: Recipe) -> tuple[int, int] | None:
+    """Updates of its own, and of each other process, that an applied push may be behind; None: any number.
+
+    See `protocol.shard` for where the numbers come from. A late push that a round folds in may be behind any number.
+    """
+    cadence, rules = recipe.loop.exchanges.cadence, recipe.loop.exchanges.rules
+    if rules.gather == "mean":
+        return None if rules.late == "fold" and not rules.waits_for_all else (0, 0)
+    if rules.max_delay is None or cadence.push_every % cadence.fetch_every:
+        return None
+    return (1, 2 * (rules.max_delay + 1)) if cadence.overlap else (0, 2 * rules.max_delay + 1)
+
+
+def wrong_weights(apply: Apply, pushes: Sequence[SentPush], gather: str) -> str:
+    """What is wrong with how an update weighs its pushes, and at which rates it is made; or nothing."""
+    right = [1.0]
+    if gather != "each":
+        total = sum(push.exchange.examples for push in pushes)
+        right = [push.exchange.examples / total for push in pushes]
+    if [term.weight for term in apply.terms] != right:
+        return f"weighs an update as {apply.terms}, and its pushes are {right}"
+    wanted = mean_rates([(push.gradients[-1].factors, push.exchange.examples) for push in pushes])
+    if apply.factors != wanted:
+        return f"steps at {apply.factors}, and the loops behind it want {wanted}"
+    return ""
+
+
+def text(batch: BatchRange) -> str:
+    return "examples {1} to {2} of epoch {0}".format(*batch)
+
+
+def numbers(gradients: Sequence[Gradient]) -> str:
+    return f"computations {[gradient.number for gradient in gradients]}"

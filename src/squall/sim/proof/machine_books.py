@@ -79,6 +79,7 @@ class MachineBooks:
                 self._joined.setdefault(joined.machine, (joined.room, frame.number))
             case MachineDied(machine, nodes):
                 self.died[machine] = None
+                self._joined[machine] = 0, 0
                 self._rooms.pop(machine, None)
                 self._at = {slot: on for slot, on in self._at.items() if machine not in on}
                 self._owed |= {self._slot(node): None for node in nodes if node.role in ("replica", "part")}

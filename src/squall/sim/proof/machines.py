@@ -7,7 +7,7 @@ way on it; of a payload half may be at its place already.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heapify
 from itertools import permutations
 
@@ -27,25 +27,29 @@ from squall.protocol.nursery import NurseryMachine
 from squall.protocol.policy import MachineRoom
 from squall.protocol.speaking import hears
 from squall.runtime.world import World
-from squall.runtime.world_nodes import Parcel, Premises
+from squall.runtime.world_nodes import Clock, Parcel, Premises
 from squall.sim.proof.activity import Looks, Waits
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
-from squall.sim.proof.faults import Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition
+from squall.sim.proof.faults import Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition, Role
 from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.machine_books import MachineBooks
 from squall.sim.proof.phantoms import PhantomHosts
 from squall.sim.proof.spread import SpreadReplicas
 
+APART_S = 300.0  # clocks of machines
 HALVED = 0.8  # of the payloads that are under way as a connection breaks
 
 
 class WorldMachines:
     """Of one life."""
 
-    def __init__(self, chaos: Chaos, life: int, rooms: tuple[MachineRoom, ...]) -> None:
-        """`rooms` are those that the life begins on."""
+    def __init__(
+        self, chaos: Chaos, life: int, rooms: tuple[MachineRoom, ...], clocks: Mapping[Role, Clock]
+    ) -> None:  # fmt: skip
+        """`rooms` are those that the life begins on; `clocks` are of those whose clock is wrong."""
+        self._clocks = clocks
         self._chance = random.Random(f"{chaos.seed} machines of life {life}")
         self._of = {node: room.machine for room in rooms for node in room.nodes}
         self.rooms = {room.machine: room.places for room in rooms} or {0: chaos.replicas * chaos.parts}
@@ -54,6 +58,7 @@ class WorldMachines:
         self.silenced = False  # something has happened for which a machine may be taken for lost
         self.books = MachineBooks(chaos.replicas, chaos.parted, self.rooms, self._of if rooms else None)
         apart = {whole(node, chaos.parts) for node in self._of if node.role == "part"}
+        self._apart, self._deputy = chaos.copies > 1, chaos.deputy
         self._seed, self._parts = chaos.seed + life, chaos.parts
         self._spread = SpreadReplicas(chaos.seed + life, chaos.parts, self.of, self.books.died, apart)
 
@@ -71,6 +76,26 @@ class WorldMachines:
 
     def of(self, node: Node) -> int:
         return node.index if node.role == "nursery" else self._of.get(node, 0)
+
+    def clock(self, node: Node) -> Clock | None:
+        """With copies who was on one machine may go on on another, which began to count at another time."""
+        found, machine = self._clocks.get(Role.of(node)), self.of(node)
+        if not (self._apart and machine):
+            return found
+        found = found or Clock()
+        return found._replace(offset_s=found.offset_s + (-1) ** machine * machine * APART_S)
+
+    @property
+    def home(self) -> Node:
+        """The nursery of the coordinator's machine."""
+        return Node("nursery", self.of(COORDINATOR))
+
+    @property
+    def led(self) -> bool:
+        """The coordinator's machine is there, or others may yet go on without it."""
+        if self.home in self._world.processes:
+            return True
+        return self._deputy and any(self.there(machine) for machine in self.rooms if machine not in self.gone)
 
     def has(self, machine: int) -> bool:
         return Node("nursery", machine) in self._world.processes
@@ -99,13 +124,15 @@ class WorldMachines:
                 there = self.there(machine)
                 for node in (Node("nursery", machine), *there):
                     self._world.kill(node)
+                if machine == NURSERY.index and self._deputy:
+                    self._lose_launcher()
             case MachineLeaves(_, machine):
                 self._leave.add(machine)
                 self._world.post(Node("nursery", machine), LeaveRequested("its user wants it back"))
             case MachineComes(_, machine, room):
                 self.rooms[machine] = room
                 self._add_nursery(machine)
-                self._world.post(NURSERY, MachineJoined(machine, room))
+                self._world.post(self.home, MachineJoined(machine, room))
         return True
 
     def _hear(self, machine: int, until: float) -> None:
@@ -179,12 +206,17 @@ class WorldMachines:
 
     def orphan(self, healed_s: float) -> None:
         """The first machine is gone, with the launching process, whose connections to the others close at once."""
-        others = [machine for machine in self.rooms if machine and self.has(machine) and machine not in self.gone]
-        for machine in others:
-            self._world.post(Node("nursery", machine), LauncherLost())
+        others = self._lose_launcher()
         stay = [machine for machine in others if machine not in self._leave]  # with others its nursery has ended
         for machine, node in self._outlast(stay, healed_s + ORPHANED_S):
             raise Broken("I14", f"{node} on machine {machine} goes on without the first machine")
+
+    def _lose_launcher(self) -> list[int]:
+        """Returns the machines that are there yet."""
+        others = [machine for machine in self.rooms if machine and self.has(machine) and machine not in self.gone]
+        for machine in others:
+            self._world.post(Node("nursery", machine), LauncherLost())
+        return others
 
     def _outlast(self, machines: list[int], until: float) -> list[tuple[int, Node]]:
         """What still runs on these when that time has come, and no coordinator is there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from squall.protocol.effects import Admit, Apply, Effect, End, Transmit
+from squall.protocol.effects import Admit, Apply, Effect, End, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerRefused
 from squall.protocol.frames import Frame
 from squall.protocol.messages import Exchange, Parcel
@@ -44,10 +44,13 @@ class Manners:
                 if isinstance(frame.message, Refused) and frame.message.node not in self.liars:
                     raise Broken("I12", f"{node} refuses {frame.message.node}: {frame.message.why}")
             case End("failed", reason) if node == COORDINATOR and reason.partition(" ")[2].startswith("was refused: "):
-                if not any(self._machine(by) == self._machine(liar) == 0 for by, liar in self._refused):
+                home = self._machine(node)
+                if not any(self._machine(by) == self._machine(liar) == home for by, liar in self._refused):
                     raise Broken("I12", f"another machine's word ends the run: {reason}")
             case MachineDied(machine, _, why) if " refused" in why and not self.liars:
                 raise Broken("I12", f"machine {machine} is given up, and nobody has lied: {why}")
+            case StartMember(shard, ends=Node()):  # who goes on may not have heard of it
+                self._refused = {(by, refused) for by, refused in self._refused if by != shard}
             case Admit(newcomer):
                 self._admitted.add((node, newcomer))
             case FrameArrived(Node("replica" | "part") as sender, Frame(message=Exchange(clock) | Parcel(clock))):

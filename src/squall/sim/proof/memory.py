@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from squall.protocol.effects import Payload
 from squall.protocol.messages import Factors
+from squall.protocol.nodes import Node
 from squall.strategies.base import Recipe
 
 _PRIME = (1 << 61) - 1
@@ -79,6 +80,7 @@ class Memory:
         self.weights = {key: [Written()] * (recipe.shards or 1) for key in slots}
         self.parcels: dict[Place, Any] = {}  # what other parts of replicas have, who lie apart
         self.pieces: dict[int, tuple[int, int, File]] = {}  # by shard: snapshot, number of the piece, the whole file
+        self.wholes: dict[Node, Any] = {}  # by backup: all that its shard was
         self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
         self._newest: dict[Place, tuple[int, int, int]] = {}
         self._torn: dict[Place, None] = {}  # where half of a payload lies
@@ -86,6 +88,8 @@ class Memory:
     def read(self, payload: Payload) -> object:
         if payload.part > 0:
             return self.parcels.get(_place(payload))
+        if payload.kind == "copy":
+            return self.wholes.get(payload.owner)
         return self.pieces[payload.shard] if payload.kind == "piece" else self._read(payload)
 
     def write(self, payload: Payload, numbers: Any) -> None:
@@ -119,7 +123,7 @@ class Memory:
 
     def check_free(self, payload: Payload, now: float) -> None:
         """Nobody may compute on weights that are about to be written."""
-        if payload.kind in ("gradient", "piece"):
+        if payload.kind in ("gradient", "piece", "copy"):
             return
         used, until = self.in_use.get(payload.slot, (-1, 0.0))
         assert used != payload.buffer or now >= until, f"slot {payload.slot}: weights written while in use"
@@ -143,6 +147,9 @@ class Memory:
 
     def receive(self, payload: Payload, numbers: object) -> None:
         """What has travelled; a late copy comes to nothing."""
+        if payload.kind == "copy":
+            self.wholes[payload.owner] = numbers
+            return
         place, newness = _place(payload), _newness(payload)
         if newness >= self._newest.get(place, newness):
             self._newest[place] = newness
@@ -152,6 +159,8 @@ class Memory:
     def tear(self, payload: Payload, numbers: object) -> bool:
         """A connection breaks within a payload: half of the numbers are at their place. A copy is not taken at all."""
         place = _place(payload)
+        if payload.kind == "copy":
+            return False
         if place in self._newest and _newness(payload) <= self._newest[place]:
             return False
         self._torn[place] = None

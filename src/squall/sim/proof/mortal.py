@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Transmit
 from squall.protocol.events import Event
@@ -75,6 +75,20 @@ class Retelling:
     def __init__(self) -> None:
         self._notes: list[Effect] = []
         self._sent: dict[Node, int] = {}
+
+    def goes_on(self, first: int, said: Sequence[Effect]) -> list[Effect]:
+        """In a deputy's place, which has said this behind so many notes. Returns what nobody has heard yet."""
+        known = self._notes[first:]
+        found = [effect for effect in said if isinstance(effect, Note)]
+        if repr(found[: len(known)]) != repr(known):
+            raise Broken("I26", f"behind {first} notes it has {found[: len(known)]}, and told is {known}")
+        fresh: list[Effect] = [*found[len(known) :]]
+        self._notes += fresh
+        return fresh
+
+    @property
+    def notes(self) -> list[Any]:
+        return list(self._notes)
 
     def repeats(self, host: Host, what: object) -> bool:
         if isinstance(what, Transmit):

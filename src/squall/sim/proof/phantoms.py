@@ -17,6 +17,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from squall.protocol import effects, events
+from squall.protocol.copied import CopyTo
 from squall.protocol.effects import Effect, Payload, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES, Factors
@@ -51,7 +52,7 @@ class PhantomHosts:
         self.ask: Callable[[Node, Event], None] = lambda node, event: None  # those parts for something
         self._shared: dict[int, Memory] = {}  # by the processes of a machine
         self.shards: list[ShardPhantom] = []
-        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that has come in pieces
+        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that is there
         self.notes: list[Note] = []  # that are in the record
         self.together = 1  # notes that are written into it at once
         self.unwritten: Callable[[], Sequence[Note]] = lambda: ()
@@ -89,10 +90,7 @@ class PhantomHosts:
 
     def files(self, number: int) -> list[File]:
         """The files of a snapshot, by shard, as they are on the coordinator's machine."""
-        return [
-            self.arrived.get((number, shard.node.index), NOTHING) if self.machine(shard.node) else shard.files[number]
-            for shard in self.shards
-        ]
+        return [self.arrived.get((number, shard.node.index), NOTHING) for shard in self.shards]
 
     def noted(self, kind: type[N]) -> list[N]:
         """The notes of a kind that the coordinator has made."""
@@ -101,10 +99,20 @@ class PhantomHosts:
     def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
         """A host for a new process. `version`, `file`: what a shard goes on from."""
         made = self.make(node, version, file)
-        if node.role not in ("shard", "part"):
+        if node.role not in ("shard", "backup", "part"):
             made.memory.new_process(node.index)
         if isinstance(made, ShardPhantom):
             self.shards.append(made)
+        return made
+
+    def goes_on(self, shard: Node, before: ShardPhantom) -> ShardPhantom:
+        """The host of a shard whose backup has had that one."""
+        made = ShardPhantom(self, shard, before.version, None)
+        self.memories[shard] = made.memory = before.memory
+        made.fold, made.applied = before.fold, before.applied
+        made.copy = made.version, File(made.fold, tuple(made.applied))
+        (place,) = (place for place, other in enumerate(self.shards) if other.node == shard)
+        self.shards[place] = made
         return made
 
     def make(self, node: Node, version: int, file: File | None) -> Phantom:
@@ -209,6 +217,7 @@ class ShardPhantom(Phantom):
         if payload.kind == "piece":
             number = payload.version
             self.memory.write(payload, (number, payload.clock, self.files[number]))
+        if payload.kind not in ("weights", "trial"):
             return
         if self.hosts.memories[payload.owner] is self.memory:
             self.memory.check_free(payload, self.hosts.now())
@@ -237,12 +246,18 @@ class ShardPhantom(Phantom):
                 if self.hosts.copies_every and self.version % self.hosts.copies_every == 0:
                     self.copy = self.version, File(self.fold, tuple(self.applied))
                     return events.CopyMade(self.version)
+            case CopyTo(Node() as backup, _, _, state, waiting):
+                pushes = [(each, tuple(self.memory.gradients[each.slot, each.buffer])) for each in waiting]
+                self.memory.wholes[backup] = state, self.version, self.fold, tuple(self.applied), pushes
+                return events.CopyKnown(backup, 1)
             case GoBack():
                 _, copy = self.copy
                 self.fold, self.applied = copy.fold, list(copy.applied)
             case effects.WriteSnapshot(number):
                 file = self.files[number] = self.file()
                 size = PIECES * PIECE_BYTES if self.hosts.machine(self.node) else 0
+                if not size:
+                    self.hosts.arrived[number, self.node.index] = file
                 return events.SnapshotWritten(number, self.hosts.disk(number), file.checksum, size)
         return None
 

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+from squall.protocol.backup import Backup
 from squall.protocol.best import Goal
 from squall.protocol.collective.coordinator import CollectiveCoordinator
+from squall.protocol.deputy import Deputy
 from squall.protocol.effects import PublishSnapshot, Transmit
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.frames import Frame
@@ -27,10 +29,12 @@ from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties
 from squall.runtime.driver import Host
 from squall.runtime.world_nodes import Premises
+from squall.sim.proof.backed import BackupPhantom, Backups, MortalCopied
 from squall.sim.proof.broken import Broken, Watcher
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
+from squall.sim.proof.deputed import Deputies, DeputyPhantom
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
@@ -85,6 +89,8 @@ class ChaoticRun(ABC):
         self.journals: dict[Node, MortalJournal] = {}  # which outlive their processes
         self._held: dict[Node, Phantom] = {}  # what these leave to their successors
         self._retelling = Retelling()
+        self.backups = Backups(bool(rooms))
+        self.deputies = Deputies(machine)
         self._asked = -1  # the evaluation that the record was told of last
         self._begin()
 
@@ -102,7 +108,7 @@ class ChaoticRun(ABC):
 
     def watch(self, now: float, node: Node, what: object) -> None:
         """Raise `Broken` where an invariant does not hold."""
-        if node.role != "part":  # what these have is in `spread`
+        if node.role not in ("part", "backup", "deputy"):  # what these have is in `spread`, `backed` and `deputed`
             self._auditor.watch(now, node, what)
         match what:
             case EvaluationAsked(number):
@@ -115,12 +121,25 @@ class ChaoticRun(ABC):
             if told != kept or self._least < kept:
                 raise Broken("I9", f"the best loss is {self._least}, and weights of {kept} are kept as those of {told}")
 
+    def cut(self, sender: Node, to: Node) -> bool:
+        """They do not reach each other: one has moved, and the other does not call it where it is."""
+        return self.backups.cut(sender, to) or self.deputies.cut(sender, to)
+
     def repeats(self, what: object) -> bool:
         """The coordinator does again what the one before it has done."""
         return self._retelling.repeats(self._held[COORDINATOR], what)
 
     def member(self, node: Node) -> tuple[Linked, Host]:
         """A new process: its machine and its host."""
+        if node.role == "shard" and (before := self.backups.successor(node)) is not None:
+            return self._taken_over(node, before)
+        if (deputy := self.deputies.successor(node)) is not None:
+            return self._led(deputy)
+        if node.role == "deputy":
+            deputy = self.deputies.begin(self.hosts, node)
+            return Linked(Deputy(node, self.hosts.machine(node), address=ADDRESS, pulse=PULSE)), deputy
+        if node.role == "backup":
+            return Linked(Backup(node, address=ADDRESS)), self.backups.begin(self.hosts, node)
         old = self._held.get(node)  # what it holds outlives its process
         if old is not None and self.journals[node].begun:
             return self._successor(node, old), old
@@ -148,8 +167,37 @@ class ChaoticRun(ABC):
         if node == COORDINATOR or node.role == "shard":
             journal = self.journals.setdefault(node, MortalJournal())
             journal.keeps, self._held[node] = host.keeps, host
-            linked = Mortal(machine, journal)
+            copied = chaos.copies > 1 and (node.role == "shard" or chaos.deputy)
+            kind = MortalCopied if copied else Mortal
+            linked = kind(machine, journal)
         return linked, host
+
+    def _led(self, before: DeputyPhantom) -> tuple[Linked, Host]:
+        """The coordinator goes on from what its deputy has kept, and the record is that one's."""
+        held = self._held[COORDINATOR] = self.hosts.host(COORDINATOR)
+        assert isinstance(held, CoordinatorPhantom)
+        journal = self.journals[COORDINATOR] = before.journal
+        linked = journal.succeed()
+        self._coordinator = cast("LoopCoordinator", linked.machine)
+        self.deputies.check_lead(before.node, self._coordinator)
+        fresh = self._retelling.goes_on(before.first, before.said)
+        self.hosts.notes = self._retelling.notes
+        for effect in before.said:
+            published = isinstance(effect, PublishSnapshot) and effect not in self.hosts.published
+            self.hosts.published += [effect] if isinstance(effect, PublishSnapshot) and published else []
+            if published or any(effect is note for note in fresh):
+                self.watch(self.hosts.now(), COORDINATOR, effect)
+        held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
+        journal.keeps = held.keeps
+        return linked, held
+
+    def _taken_over(self, shard: Node, before: BackupPhantom) -> tuple[Linked, Host]:
+        """It goes on from what its backup has kept."""
+        held = self._held[shard] = self.hosts.goes_on(shard, before)
+        self.journals[shard] = before.journal
+        assert isinstance(self._auditor, Auditor)
+        self._auditor.taken_over(shard.index, before.version, before.made)
+        return before.journal.succeed(before.version), held
 
     def _successor(self, node: Node, held: Phantom) -> Linked:
         journal = self.journals[node]
@@ -183,6 +231,7 @@ class ChaoticRun(ABC):
             snapshot_every_s=chaos.snapshot_every_s,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
             rooms=self._rooms, goes_back=bool(self._rooms), parts=chaos.parts, spread_parts=chaos.spread_parts,
+            copies=chaos.copies, deputy=chaos.deputy,
             loaders=chaos.loaders, succeeds=True, pulse=PULSE, quarantine=allowed(chaos.seed, self.recipe),
         )  # fmt: skip
 
@@ -203,7 +252,8 @@ class ChaoticLoopRun(ChaoticRun):
     def __init__(self, chaos: Chaos) -> None:
         super().__init__(chaos)
         self._limits = Limits(epochs=chaos.epochs)
-        self._auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self._limits)
+        copied = chaos.copies > 1
+        self._auditor = Auditor(self.recipe, chaos.examples, chaos.batch_size, self._limits, copied)
 
     def _begin(self) -> None:
         chaos, hosts, saved = self.chaos, self.hosts, self.saved

@@ -1,6 +1,6 @@
 """World after world, until one breaks an invariant; that one is shrunk to the least that still breaks it.
 
-python -m squall.sim.proof.soak --count 1000 [--first SEED] [--processes N] [--answers]
+python -m squall.sim.proof.soak --count 1000 [--first SEED] [--processes N] [--answers | --copies | --deputies]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import AsyncResult
 
 from squall.sim.proof.answers import answering
+from squall.sim.proof.backed import backed, deputed
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import OFF, PREDICTION, Chaos, chaos, smaller
 from squall.sim.proof.trace_lines import trace_line
@@ -25,6 +26,8 @@ from squall.sim.proof.trial import Seen, Trial
 CHUNK = 20  # worlds that a process takes at a time
 SHRINKS_AT_MOST = 2000  # worlds tried
 SHOWN = 80  # last lines of a trace
+# Of worlds, by flags of `squall simulate`.
+KINDS: dict[str, Callable[[int], Chaos]] = {"": chaos, "answers": answering, "copies": backed, "deputies": deputed}
 SIZES = ("replicas", "shards", "examples", "epochs", "machines", "parts")
 
 
@@ -90,13 +93,25 @@ def _length(found: WorldVerdict) -> tuple[int, int]:
 
 
 def rebuilt(
-    seed: int, faults: Sequence[int] | None = None, answers: bool = False, **changes: int | bool | float | None
+    seed: int, faults: Sequence[int] | None = None, kind: str = "", **changes: int | bool | float | None
 ) -> Chaos:
-    """World `seed` with some of its faults alone (by their numbers), and other sizes; `answers`: it trains nothing."""
-    world = answering(seed) if answers else chaos(seed)
+    """World `seed` of a kind (`KINDS`) with some of its faults alone (by their numbers), and other sizes."""
+    world = KINDS[kind](seed)
     if faults is not None:
         world = dataclasses.replace(world, faults=tuple(world.faults[i] for i in faults))
     return dataclasses.replace(world, **changes)  # type: ignore[arg-type]
+
+
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, what in (
+        ("answers", "nothing is trained, as squall predict"),
+        ("copies", "each shard has a backup"),
+        ("deputies", "so has the coordinator (worlds of what no run does yet)"),
+    ):
+        kinds.add_argument(
+            f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=f"of this kind: {what}"
+        )
 
 
 def soak(
@@ -134,9 +149,17 @@ def report(found: WorldVerdict) -> str:
 
 def flags(world: Chaos) -> str:
     """What `squall simulate` needs to make this world from its seed."""
-    answers = world.strategy == PREDICTION
-    whole = answering(world.seed) if answers else chaos(world.seed)
-    found = [f"--seed {world.seed}", *(["--answers"] if answers else [])]
+    kind = (
+        "answers"
+        if world.strategy == PREDICTION
+        else "deputies"
+        if world.deputy
+        else "copies"
+        if world.copies > 1
+        else ""
+    )
+    whole = KINDS[kind](world.seed)
+    found = [f"--seed {world.seed}", *([f"--{kind}"] if kind else [])]
     if world.faults != whole.faults:
         found.append(f"--faults {','.join(str(whole.faults.index(fault)) for fault in world.faults) or 'none'}")
     for name in SIZES:
@@ -153,9 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, help="worlds (default: until Ctrl-C)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
-    parser.add_argument("--answers", action="store_true", help="worlds that train nothing (squall predict)")
+    add_kinds(parser)
     options = parser.parse_args(arguments)
-    make = answering if options.answers else chaos
+    make = KINDS[options.kind]
     began, worlds, events, faults = time.monotonic(), 0, 0, Counter[str]()
     status = 0
     try:

@@ -1,8 +1,6 @@
 """One chaotic world from its beginning to its end, through all lives of its run.
 
-A life is what one start of all processes is. It ends when the run does: because all is trained, because a shard or the
-coordinator died, because a user's loop wants no more, or because the user stopped it. Then the run goes on as
-`squall resume` lets it, from the last published snapshot, or from the beginning where there is none.
+A life is one start of all processes. Behind it the run goes on, as `squall resume` lets it, from the last snapshot.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ from collections.abc import Callable
 
 from squall.protocol.check import check
 from squall.protocol.closing import STOP_WITHIN_S
-from squall.protocol.effects import Cause, Effect, End, KillMember
+from squall.protocol.effects import Cause, Effect, End, KillMember, PublishSnapshot
 from squall.protocol.events import Event, PeerRefused, StopRequested
 from squall.protocol.leases import Limits
 from squall.protocol.link import Linked
-from squall.protocol.nodes import COORDINATOR, NURSERY, Node, whole
+from squall.protocol.nodes import COORDINATOR, Node, whole
+from squall.protocol.notes import Note
 from squall.protocol.policy import SAVE_WITHIN_S
 from squall.protocol.replacing import LOST_IN_A_ROW
 from squall.runtime.driver import Host
@@ -105,7 +104,7 @@ class Trial:
                 return self
             self.run.over()
             chaos, moves = self.chaos, end is not None and end.status == "moved"
-            self._rooms = without(self._machines.stay, chaos.recipe, chaos.parted) if moves else chaos.rooms
+            self._rooms = without(self._machines.stay, chaos) if moves else chaos.rooms
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
@@ -113,16 +112,14 @@ class Trial:
     def _begin(self) -> None:
         chaos, saved = self.chaos, self.run.saved
         self.lives += 1
-        self._machines = WorldMachines(chaos, self.lives, self._rooms)
+        self._machines = WorldMachines(chaos, self.lives, self._rooms, self._clocks)
         self._manners = Manners(chaos, self._machines.of, self._rooms)
         self._files = LastFiles(self._rate)
         self.run.begin(lambda: self.world.now, self._machines.of, self._rooms)
         self._rotten.begin(saved and saved.manifest, chaos.batch_size, Limits(epochs=chaos.epochs))
         hosts = self.run.hosts
-        self._wire = FaultyWire(chaos.network, self._machines.of)
-        conditions = Conditions(
-            self._wire, hosts.prices, chaos.notice_s, clock=lambda node: self._clocks.get(Role.of(node))
-        )
+        self._wire = FaultyWire(chaos.network, self._machines.of, self.run.cut)
+        conditions = Conditions(self._wire, hosts.prices, chaos.notice_s, clock=self._machines.clock)
         self.world = World(conditions, seed=chaos.seed + self.lives, spawn=self._replace)
         self.world.trace = self._trace
         self._stillness = Stillness(self.world, self._machines.of, chaos)
@@ -141,8 +138,8 @@ class Trial:
         self._note(f"life {self.lives} begins" + (f" from snapshot {saved.manifest.number}" if saved else ""))
         self._machines.open(self.world, self._wire, hosts)
         evaluators = [Node("evaluator", chaos.replicas)] if chaos.evaluate else []
-        nodes = [COORDINATOR, *(Node("shard", i) for i in range(chaos.recipe.shards))]
-        nodes += [*(Node("replica", i) for i in range(chaos.replicas)), *evaluators]
+        nodes = [Node(role, i) for role in ("shard", "backup")[: chaos.copies] for i in range(chaos.recipe.shards)]
+        nodes = [COORDINATOR, *nodes, *(Node("replica", i) for i in range(chaos.replicas)), *evaluators]
         placed = {node for room in self._rooms for node in room.nodes} | {COORDINATOR}
         for node in [node for node in nodes if not self._rooms or node in placed]:
             self.world.add(node, *self.run.member(node), home=Node("nursery", self._machines.of(node)))
@@ -153,14 +150,14 @@ class Trial:
         while not world.ended:
             while self._to_come and self._to_come[0].at <= self.events:
                 self._cause(self._to_come.popleft())
-                if NURSERY not in world.processes:
-                    spare(self.run.journals)
-                    self._machines.orphan(max(world.now, self._healed_s))
-                    return None
+            if not self._machines.led:
+                spare(self.run.journals)
+                self._machines.orphan(max(world.now, self._healed_s))
+                return None
             self._check_progress()
             world.step()
             self.events += 1
-            if world.processes[NURSERY].end:
+            if (nursery := world.processes.get(self._machines.home)) is not None and nursery.end:
                 if self._deaths[Role.of(COORDINATOR)] < LOST_IN_A_ROW:
                     raise Broken("I5", "the coordinator is not succeeded")
                 return None
@@ -228,9 +225,6 @@ class Trial:
                 self.happened[kind] -= not self._machines.cause(fault)
             case Pause() | Hang() | Suspend():
                 self._machines.silenced |= self._stillness.cause(fault)
-            case Kill(_, Role("nursery", 0)):  # with all that was there, and the launching process
-                for node in (NURSERY, *self._machines.there(0)):
-                    self.world.kill(node)
             case Kill(_, Role("nursery", machine)):  # the kernel kills what it has forked
                 self._machines.cause(MachineGone(fault.at, machine))
             case Kill():
@@ -250,7 +244,7 @@ class Trial:
             case Tear(_, seconds) if isinstance(self.run, ChaoticGroupRun):
                 self.run.tear(seconds)
             case UserStop():
-                self.world.post(NURSERY, StopRequested("interrupted"))
+                self.world.post(self._machines.home, StopRequested("interrupted"))
                 self._stopped_at = min(self._stopped_at, self.world.now)
 
     def _kill(self, fault: Kill) -> None:
@@ -267,7 +261,7 @@ class Trial:
             if part.role in MORTAL:
                 self.run.hosts.memories[node].in_use.pop(node.index, None)
             if not dies:
-                self.world.kill(node)
+                self.world.kill(node, torn=node in self.run.journals and self.run.journals[node].torn is not None)
 
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
@@ -276,6 +270,8 @@ class Trial:
 
     def _replace(self, node: Node) -> tuple[Linked, Host]:
         self._started.append(node)
+        self.run.backups.clear(self.world, node)
+        self.run.deputies.clear(self.world, node, self._machines.there)
         return self.run.member(node)
 
     def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
@@ -288,6 +284,10 @@ class Trial:
         self._stillness.watch(node, what)
         if node == COORDINATOR and self.run.repeats(what):
             return
+        if node.role == "deputy" and isinstance(what, Note | PublishSnapshot):  # looked at when its coordinator says it
+            return
+        self.run.backups.watch(self.world, node, what)
+        self.run.deputies.watch(self.world, node, what)
         self._machines.watch(node, what)
         self._manners.watch(node, what)
         self._files.watch(now, node, what)

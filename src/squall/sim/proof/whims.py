@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squall.protocol.events import StopRequested
-from squall.protocol.nodes import NURSERY
+from squall.protocol.nodes import COORDINATOR, NURSERY
 from squall.runtime.world import World
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.memory import BatchRange
@@ -33,7 +33,9 @@ class Whims:
         """Whether a loop ends the training here. In a real run its process tells the nursery."""
         breaks = number == self._chaos.breaks_at
         if breaks:
-            self._world.post(NURSERY, StopRequested("a loop takes no more batches", wanted=True))
+            coordinator = self._world.processes.get(COORDINATOR)
+            nursery = NURSERY if coordinator is None else coordinator.home
+            self._world.post(nursery, StopRequested("a loop takes no more batches", wanted=True))
         return breaks
 
     def _disk(self, number: int) -> str:

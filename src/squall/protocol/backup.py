@@ -1,0 +1,81 @@
+"""A backup, of a shard or of the coordinator: takes what that has taken, and says nothing of it (`protocol.copied`)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from squall.protocol.copied import RECORDED, Copied, CopyTo
+from squall.protocol.copy_messages import CopyJoined, CopyKept, Entry, Has, Whole
+from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send
+from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, unpack
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.succession import steps
+
+REPEATED = (Apply, *RECORDED)  # of what it leads to: numbers and a record of its own follow
+
+
+class TakeCopy(Effect, frozen=True, gc=False):
+    """Be what that was which is backed, and whose numbers have come with this payload: `CopyTaken` answers."""
+
+    payload: Payload
+
+
+class Backup:
+    """Makes a shard's updates again, or the coordinator's record. It ends when it is to take over, or that has."""
+
+    def __init__(self, node: Node, pid: int = -1, address: str = "") -> None:
+        """`address`: where that will be called which is backed, if it goes on here."""
+        self.node = node
+        self.copied: Copied | None = None
+        self._of = COORDINATOR if node.role == "deputy" else Node("shard", node.index)
+        self._joined = CopyJoined(pid, address)
+        self._entries: deque[Entry] = deque()  # to be taken, one at a time
+        self._owed = 0  # steps of the last entry that are carried out when the next event is there
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        if self.copied is not None:
+            self.copied.did(self._owed)
+            self._owed = 0
+        match event:
+            case Started():
+                return [Send(COORDINATOR, self._joined)]
+            case MessageArrived(_, Whole(size)):
+                return [TakeCopy(Payload("copy", self.node, size, 0, self.node.index))]
+            case CopyTaken(copied):
+                self.copied = copied
+                return [Send(COORDINATOR, CopyKept()), Send(self._of, Has(0))]
+            case MessageArrived(_, Entry() as entry):
+                self._entries.append(entry)
+                return self._enter()
+            case MessageArrived(_, Stop()):  # that may be gone, and acknowledges nothing
+                return [Forget(self._of), End("finished")]
+            case TimePassed():
+                return self._enter()
+        raise AssertionError(f"{self.node} does not know {event!r}")
+
+    @property
+    def wake_at(self) -> float | None:
+        """At once, for entries that came before what they are about."""
+        return -math.inf if self.copied is not None and self._entries else None
+
+    def adds(self, event: Event) -> None:
+        """Take what the one that is backed has not, as it will go on here."""
+        assert self.copied is not None
+        self.copied.did(self._owed)
+        self._owed = 0  # what it leads to is carried out there
+        self.copied.repeat(event, self.copied.now)
+
+    def _enter(self) -> list[Effect]:
+        """Take the oldest. Its update first: what the shard says when it hears `Has` this must have made."""
+        if self.copied is None or not self._entries:
+            return []
+        entry = self._entries.popleft()
+        effects = self.copied.repeat(unpack(entry.kind, entry.event), entry.now)
+        self._owed = sum(map(steps, effects))
+        mine: list[Effect] = [effect for effect in effects if isinstance(effect, REPEATED)]
+        ends = [effect for effect in effects if isinstance(effect, End)]
+        if self._of == COORDINATOR and any(isinstance(effect, CopyTo) for effect in effects):  # it is none any more
+            ends.append(End("finished"))
+        return [*mine, Send(self._of, Has(entry.number)), *ends[:1]]

@@ -1,0 +1,276 @@
+"""A shard, or coordinator, whose machine may be lost: a backup on another one has all that it has, before others hear.
+
+Each event that it takes goes to its backup as an entry, and what it leads others to hear waits until the backup has
+that entry; so does what goes into the record. The backup is the same machine: it takes the same events, moves numbers
+of its own in the same way, and says nothing (`protocol.backup`). So taking over is the succession of a process that has
+died (`protocol.succession`), from the journal of another machine. This is replication of a deterministic machine by its
+log, with one backup (Bressoud, Schneider, "Hypervisor-based fault tolerance", 1996).
+
+Three things differ on the other machine:
+- Weights that were sent and not acknowledged do not lie there. Who has not got them says so, and is answered anew, with
+  the newest ones.
+- Its clock is another one, and goes on from where the last entry's was.
+- A file of a snapshot that was on its way is gone with its machine (`Moved`).
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from squall.protocol.copy_messages import Entry, Has, Whole
+from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
+from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, Moved, PeerReached, TimePassed, pack
+from squall.protocol.frames import LOST, Frame
+from squall.protocol.link import Link
+from squall.protocol.machine import Machine
+from squall.protocol.messages import Exchange, Exchanged, SnapshotPiece, SnapshotTaken
+from squall.protocol.nodes import Node
+from squall.protocol.notes import Note
+from squall.protocol.succession import Journal, Journaled, less
+
+RECORDED = (Note, PublishSnapshot)
+
+
+class Attach(Effect, frozen=True, gc=False):
+    """Bring a message's numbers to their place: it leaves later, as one whose numbers are there."""
+
+    payload: Payload
+
+
+class CopyTo(Effect, frozen=True, gc=False):
+    """Make all that this is now ready to travel: `CopyKnown` answers. None: there is no backup any more."""
+
+    backup: Node | None
+    machine: int = 0
+    beside: tuple[Node, ...] = ()
+    state: bytes = b""
+    waiting: tuple[Payload, ...] = ()  # pushes that are not applied yet, and do not lie on the backup's machine
+
+
+class Copied(Journaled):
+    """A machine behind its links, with at most one backup."""
+
+    def __init__(self, machine: Machine, journal: Journal) -> None:
+        super().__init__(machine, journal)
+        self._alone()
+        self._now = self._ahead = 0.0  # of the last event; and how far this clock is ahead of the process's own
+        self._moves = False  # who goes on from this is on another machine
+        self._unheard: dict[Node, None] = {}  # there: who has not said yet what has come of what it was sent
+
+    def _alone(self) -> None:
+        self._backup: Node | None = None
+        self._where = 0  # its machine
+        self._beside: set[Node] = set()  # replicas there
+        self._number = self._has = 0  # of the newest entry; and of the newest that the backup has
+        self._queued: deque[Send] | None = None  # entries that wait until `Whole` can leave
+        self._held: deque[tuple[int, Effect]] = deque()  # until the backup has that entry
+
+    @property
+    def held(self) -> bool:
+        return bool(self._held) or super().held
+
+    def awaits(self) -> Node | None:
+        return self._backup if self._held else super().awaits()
+
+    @property
+    def backup(self) -> Node | None:
+        return self._backup
+
+    @property
+    def now(self) -> float:
+        """When the last event came, by the clock of whoever has taken it."""
+        return self._now
+
+    def reads(self, clock: float) -> float:
+        """What the process's own clock says, as the machine is told."""
+        return self._now if self._moves else clock + self._ahead
+
+    @property
+    def wake_at(self) -> float | None:
+        at = super().wake_at
+        return None if at is None else at - self._ahead
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        if self._succeeds and self._moves:
+            self._ahead = self._now - now
+        at = super().wake_at if type(event) is TimePassed else None
+        due = at is not None and at - self._ahead <= now
+        return super().on(event, max(now + self._ahead, at or 0.0) if due else now + self._ahead)  # whatever is rounded
+
+    def journal_into(self, journal: Journal) -> None:
+        """In a backup: it has another one there, from which somebody may go on at once."""
+        self._journal = journal
+        journal.cut(self)
+
+    def repeat(self, event: Event, now: float) -> list[Effect]:
+        """In a backup: what the shard has taken at this time of its own clock."""
+        return super().on(event, now)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        self._now = now
+        entered = self._backup is not None and not self._of_backup(event, now)
+        brought = self._brought(event)
+        released = [each for each in self._left if isinstance(each, RECORDED)]  # before those that are held
+        self._left = [each for each in self._left if not isinstance(each, RECORDED)]
+        effects = self._move(event, now) if self._succeeds and self._moves else super()._take(event, now)
+        if self._unheard:
+            effects = self._settle_answers(event, effects)
+        first = self._enter(event, now, brought) if entered else []
+        return released + first + self._keep_back(effects)
+
+    def _of_backup(self, event: Event, now: float) -> bool:
+        """It has to do with the backup alone, which need not know of it."""
+        match event:
+            case FrameArrived(sender, frame):  # what it tells a coordinator beside that is an entry as well
+                copy = frame.number < 0 or (frame.number > 0 and not self.takes(sender, frame.number))
+                return copy or (sender == self._backup and (frame.message is None or type(frame.message) is Has))
+            case PeerReached(node):
+                return node == self._backup
+            case TimePassed():
+                at = self.machine.wake_at
+                others = [link for node, link in self._links.items() if node != self._backup]
+                dues = [at, *(link.resend_due for link in others), *(link.ack_due for link in others)]
+                return not any(due is not None and due <= now for due in dues)
+        return type(event) is CopyKnown
+
+    # ------------------------------------------------------------ entries
+
+    def _enter(self, event: Event, now: float, brought: Payload | None) -> list[Effect]:
+        self._number += 1
+        assert self._backup is not None
+        send = Send(self._backup, Entry(self._number, *pack(event), now), brought)
+        if self._queued is not None:
+            self._queued.append(send)
+            return []
+        return [self._send(send, now)]
+
+    def _brought(self, event: Event) -> Payload | None:
+        """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
+        if self._backup is None or type(event) is not FrameArrived or event.sender in self._beside:
+            return None
+        message = event.frame.message
+        if type(message) is not Exchange or message.gradient < 0 or not self.takes(event.sender, event.frame.number):
+            return None
+        return Payload("gradient", event.sender, message.gradient, message.clock, self.machine.node.index)
+
+    def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
+        if type(event) is MessageArrived and type(event.message) is Has:
+            self._has = max(self._has, event.message.number)
+        elif type(event) is CopyKnown:
+            if self._queued is not None and self._backup == event.backup:
+                payload = Payload("copy", event.backup, event.size, 0, self.machine.node.index)
+                queued, self._queued = self._queued, None
+                effects += [self._send(each, now) for each in (Send(event.backup, Whole(event.size), payload), *queued)]
+        else:
+            super()._hand_over(event, now, effects)
+
+    def _keep_back(self, effects: list[Effect]) -> list[Effect]:
+        """What others hear waits for the backup; all else is carried out."""
+        kept: list[Effect] = []
+        asked: list[CopyTo] = []
+        for effect in effects:
+            match effect:
+                case Transmit(frame=Frame(0, message=message)) if message is not None:
+                    kept.append(effect)  # it says that this is there, which is so whatever the backup has
+                case Transmit(to=to, payload=payload, again=again) if self._backup is not None and to != self._backup:
+                    if payload is not None and not again:
+                        kept.append(Attach(payload))
+                        effect = replace(effect, again=True)
+                    self._held.append((self._number, effect))
+                case _ if self._backup is not None and isinstance(effect, RECORDED):
+                    self._held.append((self._number, effect))
+                case End():
+                    kept += [each for _, each in self._held if not isinstance(each, Transmit)]
+                    self._held = deque(each for each in self._held if isinstance(each[1], Transmit))
+                    kept.append(effect)
+                case CopyTo():
+                    asked.append(effect)  # behind all else that the event leads to, of which the state has come
+                case Admit(node, machine) if self._backup is not None and machine == self._where:
+                    self._beside.add(node)
+                    kept.append(effect)
+                case _:
+                    kept.append(effect)
+        while self._held and self._held[0][0] <= self._has:
+            kept.append(self._held.popleft()[1])
+        return [*kept, *(effect for each in asked for effect in self._copy_to(each))]
+
+    def _reduce(self, version: int, lost: int) -> None:
+        super()._reduce(version, lost)
+        self._held = deque(
+            (number, less(effect, version, lost) if isinstance(effect, Transmit) else effect)
+            for number, effect in self._held
+        )
+
+    # ------------------------------------------------------------ another backup, or none
+
+    def _copy_to(self, asked: CopyTo) -> list[Effect]:
+        """What was held for the one before leaves: the coordinator knows that it cannot take over."""
+        effects = [effect for _, effect in self._held]
+        if self._backup is not None:
+            effects.append(Forget(self._backup))
+            self._forget(self._backup, [])
+        self._alone()
+        if asked.backup is None:
+            return [*effects, asked]
+        state = self._bare()
+        self._backup, self._where, self._beside = asked.backup, asked.machine, set(asked.beside)
+        self._queued = deque()
+        pushes: Sequence[Payload] = getattr(self.machine, "waiting", ())
+        waiting = tuple(each for each in pushes if each.owner not in self._beside)
+        return [*effects, replace(asked, state=state, waiting=waiting)]
+
+    def _bare(self) -> bytes:
+        """This, as it goes on elsewhere."""
+        other = copy.copy(self)
+        other._moves = True
+        return pickle.dumps(other, pickle.HIGHEST_PROTOCOL)
+
+    # ------------------------------------------------------------ on another machine
+
+    def _move(self, event: Event, now: float) -> list[Effect]:
+        """The first event that takes who goes on in a backup's place."""
+        self._moves = False
+        self._left = [each for each in self._left if not isinstance(each, Transmit)]  # what lacks is sent again
+        for node, link in self._links.items():
+            for place, (number, send) in enumerate(link.unacked):
+                if isinstance(send.message, SnapshotPiece):  # the snapshot was begun anew
+                    given_up = SnapshotTaken(send.message.number, 0, (), "its shard's machine was lost over it")
+                    link.unacked[place] = number, Send(node, given_up)
+                elif send.payload is not None:
+                    self._unheard[node] = None
+        effects: list[Effect] = []
+        super()._hand_over(Moved(), now, effects)
+        return effects + super()._take(event, now)
+
+    def _settle_answers(self, event: Event, effects: list[Effect]) -> list[Effect]:
+        """Weights that were sent and not acknowledged do not lie here: what has come of them, their receiver must say.
+
+        Then it waits for the others, and nobody computes on what is there. They are sent anew, with the newest weights.
+        """
+        found: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Transmit) and effect.to in self._unheard and effect.payload is not None:
+                effect = Transmit(effect.to, Frame(LOST, effect.frame.seen))
+            found.append(effect)
+        if type(event) is FrameArrived and event.sender in self._unheard:
+            del self._unheard[event.sender]
+            if (link := self._links.get(event.sender)) is not None:
+                found += self._anew(event.sender, link)
+        return found
+
+    def _anew(self, node: Node, link: Link) -> list[Effect]:
+        shard: Any = self.machine
+        found: list[Effect] = []
+        for place, (number, send) in enumerate(link.unacked):
+            if send.payload is not None and isinstance(send.message, Exchanged):
+                message = replace(send.message, version=shard.version, examples=shard.examples)
+                send = replace(send, message=message, payload=replace(send.payload, version=shard.version))
+                link.unacked[place] = number, send
+            found.append(Transmit(node, Frame(number, link.seen, send.message), send.payload))
+        return found

@@ -1,0 +1,73 @@
+"""What a coordinator does about its deputy: has one on another machine, parts with it, and was one before.
+
+A deputy that is whole may take over, so it is parted with only by leave of half of the machines (`protocol.deputies`).
+Until then nothing that its coordinator says is heard, because everything waits for the deputy (`protocol.copied`).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from squall.protocol import notes
+from squall.protocol.closing import Phase
+from squall.protocol.copy_messages import CopyJoined
+from squall.protocol.effects import Effect, Forget, Send
+from squall.protocol.heartbeats import BEGIN_WITHIN_S
+from squall.protocol.machine_staffing import MachineStaffing
+from squall.protocol.messages import Stop
+from squall.protocol.nodes import Node
+
+
+class DeputyStaffing(MachineStaffing):
+    def _on_deputy_joined(self, deputy: Node, message: CopyJoined, now: float, effects: list[Effect]) -> None:
+        if self._placing.on.get(deputy) is None:
+            return  # another one is in its place
+        self._replacing.joined(deputy, now)
+        effects += [Send(deputy, Stop())] if self.phase is Phase.ENDED else self.deputies.joined(deputy, message)
+
+    def _renew_deputy(self, why: str, now: float, effects: list[Effect]) -> None:
+        """The machines that have a vote are others now."""
+        if self.deputies.whole and set(self.deputies.voters) != self._placing.rooms.keys():
+            self.deputies.part(why, now)
+            self._part(now, effects)
+
+    def _part(self, now: float, effects: list[Effect]) -> None:
+        """With the deputy, if that may be; or with the run."""
+        if why := self.deputies.refused(now):
+            self._fail(why, effects)
+        if self.phase is Phase.ENDED or not self.deputies.parted or self.deputies.node is None:
+            return
+        deputy, losing = self.deputies.node, self.deputies.losing
+        effects += [*self.deputies.leave(), notes.MemberLeft(deputy)]
+        self._placing.vacate(deputy)
+        if self._needs(deputy):
+            self._replacing.replace(deputy, now, at_once=True)
+        if losing is not None:
+            self._on_machine_lost(losing.machine, losing.why, now, effects, losing.believed)
+        self._start_due(now, effects)
+        self._see_off(now, effects)
+
+    def _on_moved(self, now: float, effects: list[Effect]) -> None:
+        """This goes on in the place of one whose machine is lost, on that of its deputy."""
+        deputy, placed = self.deputies.take_over()
+        before, self._placing.home = self.home, placed.machine
+        self._placing.vacate(deputy)
+        self._unwritten.clear()
+        self.policy = replace(self.policy, goes_back=False)  # who would begin it again was there
+        where = f"machine {placed.machine}, by its deputy"
+        why = f"machine {before} was lost"
+        effects += [notes.MemberDied(self.node, why), notes.MemberReplaced(self.node, where), notes.MemberLeft(deputy)]
+        effects.append(Forget(deputy))
+        for machine in self._placing.rooms:
+            if machine != before:
+                self._hear(machine, now, BEGIN_WITHIN_S)
+                effects.append(Send(Node("nursery", machine), placed))
+        self._heartbeats.forget(Node("nursery", self.home))
+        self._on_machine_lost(before, "the coordinator was there, and is heard no more", now, effects)
+        if self._snapshots.under_way:
+            self._snapshots.begin_anew(self._ledger(), effects)  # what was written lies on that machine
+        elif self.phase is Phase.RUNNING:
+            self._snapshot_at = now
+        if self._needs(deputy):
+            self._replacing.replace(deputy, now, at_once=True)
+            self._start_due(now, effects)

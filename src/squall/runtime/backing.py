@@ -1,0 +1,63 @@
+"""What a shard's backup works on: numbers of its own, which it moves as its shard has moved them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from squall.protocol.backup import TakeCopy
+from squall.protocol.effects import Effect, End, Payload
+from squall.protocol.events import CopyTaken, Event, PeerRefused
+from squall.protocol.nodes import Node
+from squall.runtime import whole
+from squall.runtime.driver import Host
+from squall.runtime.hosts import ShardHost
+from squall.runtime.job import Job
+
+WHY_AT_MOST = 300  # characters of why a shard was refused
+
+
+class BackupHost(Host):
+    """Has nothing until all that the shard is has come."""
+
+    def __init__(self, job: Job, node: Node) -> None:
+        self._legacy, self._index = job.backups[node], node.index
+        self._job = dataclasses.replace(job, legacies={node.index: self._legacy})
+        self._shard: ShardHost | None = None
+
+    def attach(self, payload: Payload) -> None:
+        """Weights lie where replicas of another machine will not look. Who takes over sends them anew."""
+
+    def perform(self, effect: Effect, now: float) -> Event | None:
+        match effect:
+            case TakeCopy(payload):
+                return self._take(payload)
+            case End():
+                return None
+            case _:
+                assert self._shard is not None
+                return self._shard.perform(effect, now)
+
+    def _take(self, payload: Payload) -> Event:
+        try:
+            return self._taken(payload)
+        except Exception as error:
+            shard = Node("shard", self._index)
+            return PeerRefused(shard, f"it sends what no shard is: {type(error).__name__}: {error}"[:WHY_AT_MOST])
+
+    def _taken(self, payload: Payload) -> CopyTaken:
+        """Raises anything for what is no shard."""
+        assert self._job.scratch is not None
+        found = whole.read(whole.path_of(self._job.scratch, payload.owner))
+        start, stop = self._job.layout.shard_range(self._index, self._job.recipe.shards)
+        apart = self._legacy.weights
+        found.put(self._job.initial[start:stop] if apart is None else apart, self._legacy.numbers, self._before)
+        if apart is None:
+            found.lay(self._job.arena, start, stop)
+        self._shard = ShardHost(self._job, self._index, goes_back=False)
+        copied = whole.machine(found.state)
+        copied.journal_into(self._legacy.journal)
+        return CopyTaken(copied)
+
+    @property
+    def _before(self) -> int:
+        return 0 if self._job.restored is None else self._job.restored.updates

@@ -1,0 +1,127 @@
+"""All that a shard is, as it travels to its backup: a file in the scratch directory of each of the two machines.
+
+    state        uint8, what its machine is (`protocol.copied`)
+    updates      int64 [1], that the numbers have
+    numbers      uint8, as they lie in `Legacy.numbers`
+    weights      float32 [shard elements]
+    gradient.1.0 float32 [shard elements], what waits in a buffer of a replica's slot, and the same of others
+
+On one machine the backup reads the file that the shard has written. Between two the bytes of one file are sent, and
+received into the other.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from squall.protocol.copied import Copied
+from squall.protocol.effects import Payload
+from squall.protocol.nodes import Node
+from squall.runtime.arena import Arena, Shape
+from squall.runtime.legacy import Numbers
+from squall.runtime.store import Store
+
+BESIDE_BYTES = 1 << 26  # at most, beside numbers: the state, names, and where the tensors are
+PROTOCOL = "squall.protocol."
+STATE_BYTES = 1 << 12  # of an element's weights and optimizer state, at most
+
+
+def bytes_at_most(elements: int, shape: Shape) -> int:
+    """Of the file of a shard: more is none."""
+    return BESIDE_BYTES + elements * (STATE_BYTES + 4 * shape.replicas * shape.gradients)
+
+
+def path_of(scratch: Path, backup: Node) -> Path:
+    return scratch / f"whole-{backup}"
+
+
+def write(
+    path: Path, state: bytes, store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]
+) -> int:  # fmt: skip
+    """The file of a shard, whose numbers have so many updates. Returns its size. `lying`: pushes that wait."""
+    tensors = {
+        "state": torch.frombuffer(bytearray(state), dtype=torch.uint8),
+        "updates": torch.tensor([updates]),
+        "numbers": numbers.image,
+        "weights": store.weights,
+    }
+    for each in lying:
+        name = f"{each.kind}.{each.slot}.{each.buffer}"
+        tensors[name] = store.arena.gradient(each.slot, each.buffer)[store.start : store.stop].clone()
+    path.unlink(missing_ok=True)  # an earlier one may still be on its way
+    save_file(tensors, path)
+    path.chmod(0o600)
+    return path.stat().st_size
+
+
+class Whole(NamedTuple):
+    """What a file has."""
+
+    state: bytes
+    updates: int
+    tensors: Mapping[str, Tensor]
+
+    def put(self, weights: Tensor, numbers: Numbers, before: int) -> None:
+        """Into a backup, of whose numbers `before` updates are from an earlier attempt."""
+        weights.copy_(self.tensors["weights"])
+        numbers.take_up(self.tensors["numbers"], self.updates - before)
+
+    def lay(self, arena: Arena, start: int, stop: int) -> None:
+        """Into the arena of another machine."""
+        for name, value in self.tensors.items():
+            kind, _, place = name.partition(".")
+            if kind == "gradient":
+                slot, buffer = map(int, place.split("."))
+                arena.gradient(slot, buffer)[start:stop].copy_(value)
+
+
+def read(path: Path) -> Whole:
+    """And remove it."""
+    tensors = load_file(path)
+    path.unlink()
+    return Whole(tensors.pop("state").numpy().tobytes(), int(tensors.pop("updates")), tensors)
+
+
+class _Known(pickle.Unpickler):
+    """Of what machines are made of, and nothing else: a state comes from another machine."""
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) == ("collections", "deque"):
+            return deque
+        found = super().find_class(module, name) if module.startswith(PROTOCOL) else None
+        if not (isinstance(found, type) and found.__module__.startswith(PROTOCOL)):
+            raise pickle.UnpicklingError(f"{module}.{name} is in no shard")
+        return found
+
+
+def machine(state: bytes) -> Copied:
+    """Raises anything for what is none."""
+    found = _Known(io.BytesIO(state)).load()
+    if not isinstance(found, Copied):
+        raise TypeError(f"{type(found).__name__} is no shard")
+    return found
+
+
+def view(scratch: Path, payload: Payload, most: int, *, sends: bool) -> memoryview:
+    """The bytes of the file. Raises `ValueError` for a size that none has, `OSError` where there is no room for it."""
+    path, size = path_of(scratch, payload.owner), payload.buffer
+    if not 0 < size <= most:
+        raise ValueError(f"no shard is of {size} bytes")
+    if sends:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return memoryview(mmap.mmap(file.fileno(), size))

@@ -1,0 +1,167 @@
+"""Copies: a shard's backup has all that it has acknowledged, and goes on where the shard was lost with its machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections import deque
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from setproctitle import getproctitle
+
+import squall
+from squall.plan import make_plan
+from squall.record.rows import EventRow, LossRow, MemberRow
+from squall.report import Reader
+from squall.report.coverage import audit
+from squall.runtime import whole
+from squall.settings import Settings
+from squall.strategies import Strategy
+from tests import deep
+from tests.launchers import blobs
+from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.test_machines import Cluster, Machine, cluster
+
+COPIED = ["--replicas", "2", "--shards", "2", "--threads", "1", "--epochs", "100000", "--copies", "2"]
+
+
+def role_of(pid: int) -> str:
+    return " ".join(Path(f"/proc/{pid}/cmdline").read_text().split()[1:3])
+
+
+def wait_whole(run: Started, shards: int = 2) -> None:
+    """Until each shard has a backup that can take over."""
+
+    def whole() -> bool:
+        newest = {row.node: row.change for row in run.rows(MemberRow)}  # type: ignore[attr-defined]
+        return all(
+            any(what == "joined" for node, what in newest.items() if node.startswith(f"backup-{index}."))
+            for index in range(shards)
+        )
+
+    wait_for(whole, START_S, "backups of all shards")
+
+
+def with_a_shard(found: Cluster) -> Machine:
+    return next(each for each in found.machines if any("shard" in role_of(pid) for pid in each.pids()))
+
+
+def interrupt(found: Cluster) -> None:
+    """The run ends with a snapshot, and nothing of what it calls trained is missing."""
+    found.run.process.send_signal(signal.SIGINT)
+    assert found.run.finish()[0] == 130
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert not any(part.missed for part in audit(reader).parts)
+        assert not reader.rows(LossRow)
+    assert list((found.directory / "snapshots").iterdir())
+
+
+@pytest.mark.parametrize("strategy", deep.sweep(["downpour", "synchronous", "elastic_averaging"], 1))
+def test_a_shards_backup_takes_over_when_its_machine_is_lost(tmp_path: Path, strategy: str) -> None:
+    """And has a backup of its own again, so that the next machine may be lost as well."""
+    with cluster(tmp_path, 4, "--strategy", strategy, *COPIED) as found:
+        found.event("started")
+        for times in (1, 2):
+            wait_whole(found.run)
+            lost = with_a_shard(found)
+            lost.signal(signal.SIGKILL)
+            wait_for(lambda times=times: taken_over(found) == times, 20, "a takeover")
+            lost.finish()
+            found.machines.remove(lost)
+        found.run.goes_on()
+        interrupt(found)
+
+
+def taken_over(found: Cluster) -> int:
+    return sum("by its backup" in row.text for row in found.run.rows(EventRow))  # type: ignore[attr-defined]
+
+
+class Deadly(torch.optim.Adam):
+    """Kills its process in the midst of an update, if that is a shard: once, which is noted in the file KILLED."""
+
+    updates = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self.updates += 1
+        if self.updates >= 300 and "squall shard" in getproctitle():
+            with suppress(FileExistsError):
+                Path(os.environ["KILLED"]).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_death_inside_an_update_loses_nothing(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one machine, too: the backup has made the updates of its own numbers, and goes on."""
+    monkeypatch.setenv("KILLED", str(run_dir.with_name("killed")))
+    strategy = squall.Downpour(replicas=2, optimizer=partial(Deadly, lr=0.05))
+    squall.fit(blobs.task, strategy, epochs=5, run_dir=run_dir, settings=Settings(copies=2, progress=False))
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        found, events = audit(reader), [event.text for event in reader.rows(EventRow)]
+        assert not reader.rows(LossRow)
+    assert "shard 0, on machine 0, by its backup" in events
+    assert found.complete
+    assert not any(part.repeated for part in found.parts)
+
+
+def test_a_backup_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    """Its shard waits for it no longer, and the next one has all that it has."""
+    directory = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(directory, *COPIED)
+    try:
+        wait_whole(run)
+        for role in ("backup 0", "shard 1", "backup 1", "backup 0"):
+            run.kill_shard(role)
+            wait_for(lambda role=role: any(role in row.text for row in run.rows(EventRow)), START_S, role)  # type: ignore[attr-defined]
+            wait_whole(run)
+            run.goes_on()
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish()[0] == 130
+    finally:
+        run.process.kill()
+        run.process.communicate()
+    assert run.gone()
+    with closing(Reader(directory / "run.sqlite")) as reader:
+        assert not any(part.missed for part in audit(reader).parts)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "why"),
+    [
+        (squall.AllReduce(replicas=2), {}, "every member of AllReduce has the weights already"),
+        (squall.Sandblaster(replicas=2, batch="full"), {}, "shards of Sandblaster have no backups yet"),
+        (squall.Downpour(replicas=2), {"parts": 2}, "replicas of several parts have no backups yet"),
+        (
+            squall.AsynchronousSGD(replicas=2, staleness="compensate"),
+            {},
+            "needs what replicas have fetched, which its backup does not have",
+        ),
+    ],
+)
+def test_copies_are_refused_where_there_are_none(strategy: Strategy, settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"copies is 2, and .*{why}: leave it out"):
+        make_plan(strategy, Settings(copies=2, **settings))
+
+
+@pytest.mark.parametrize("settings", [{"copies": 3}, {"copies": 2, "launcher": "inline"}])
+def test_there_are_one_or_two_copies_in_processes(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="copies is"):
+        Settings(**settings)
+
+
+class Elsewhere:
+    """Somebody else's."""
+
+
+def test_a_state_of_other_classes_is_refused(tmp_path: Path) -> None:
+    for other in (Elsewhere(), os.getpid, partial(print, "said")):
+        with pytest.raises(pickle.UnpicklingError, match="is in no shard"):
+            whole.machine(pickle.dumps(other))
+    with pytest.raises(TypeError, match="deque is no shard"):
+        whole.machine(pickle.dumps(deque([1])))

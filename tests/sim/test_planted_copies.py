@@ -1,0 +1,113 @@
+"""Mistakes in what makes shards outlive their machines are caught from outside, as those of `test_planted_faults`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from squall.protocol.backup import Backup
+from squall.protocol.copied import Attach, Copied
+from squall.protocol.copies import Copies
+from squall.protocol.effects import Apply, Effect, StartMember, Transmit
+from squall.protocol.events import Event
+from squall.protocol.machine_staffing import MachineStaffing
+from squall.protocol.nodes import Node
+from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nursery_messages import StartProcess
+from squall.protocol.snapshot_rounds import SnapshotRounds
+from squall.protocol.succession import Journaled
+from squall.sim.proof.backed import backed
+from squall.sim.proof.soak import rebuilt, verdict
+from tests import deep
+from tests.sim.test_planted_faults import Planted, catch, wrapped
+
+
+def not_waited_for(original: Any, copied: Copied, effects: list[Effect]) -> list[Effect]:
+    if copied._backup is not None and copied._queued is None:
+        copied._has = copied._number
+    return original(copied, effects)
+
+
+def updates_left_out(original: Any, backup: Backup) -> list[Effect]:
+    return [effect for effect in original(backup) if not isinstance(effect, Apply)]
+
+
+def taken_twice(original: Any, backup: Backup) -> list[Effect]:
+    if backup.copied is not None and backup._entries:
+        return [effect for effect in original(backup) for _ in range(1 + isinstance(effect, Apply))]
+    return original(backup)
+
+
+def numbers_brought_late(original: Any, copied: Copied, effects: list[Effect]) -> list[Effect]:
+    """When the message leaves, and not when it was to leave."""
+    found = original(copied, effects)
+    return [
+        msgspec.structs.replace(each, again=False) if isinstance(each, Transmit) and each.payload is not None else each
+        for each in found if not isinstance(each, Attach)
+    ]  # fmt: skip
+
+
+def before_it_has_ended(original: Any, nursery: NurseryMachine, sender: Node, message: Any, now: float) -> list[Effect]:
+    if isinstance(message, StartProcess) and message.ends is not None:
+        return [StartMember(message.node, message.first, message.ends)]
+    return original(nursery, sender, message, now)
+
+
+def what_lies_there(original: Any, copied: Copied, event: Event, effects: list[Effect]) -> list[Effect]:
+    copied._unheard.clear()
+    return effects
+
+
+def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **named: Any) -> None:
+    original(staffing, *given)
+
+
+FAULTS = {
+    "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
+    "a backup makes no updates": Planted(wrapped(Backup, "_enter", updates_left_out), 60, "I23 I6"),
+    "a backup makes updates twice": Planted(wrapped(Backup, "_enter", taken_twice), 100, "I2 I6"),
+    "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 100, "I6"),
+    "numbers are brought to their place as the message leaves": Planted(
+        wrapped(Copied, "_keep_back", numbers_brought_late), 100, "I6 AssertionError"),
+    "a shard starts before its backup has ended": Planted(
+        wrapped(NurseryMachine, "_on_message", before_it_has_ended), 60, "I24"),
+    "what was sent from another machine is sent again from this one": Planted(
+        wrapped(Copied, "_settle_answers", what_lies_there), 100, "I6 I3 I7"),
+    "a snapshot waits for a file that is gone with its machine": Planted(
+        wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 100, "I5"),
+    "a shard waits for a backup that has died": Planted(
+        wrapped(Copies, "lost", lambda *given: None), 100, "I5 KeyError"),
+    "nobody is told where a shard goes on": Planted(wrapped(Copies, "told", lambda *given: []), 100, "I5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 4))
+def test_a_planted_fault_of_copies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(FAULTS[name], monkeypatch, map(backed, itertools.count()))
+
+
+FOUND = {
+    "a shard that had refused a process was believed on another machine": (
+        rebuilt(668, kind="copies", faults=[8], replicas=2, examples=7, epochs=1, machines=2),
+        wrapped(MachineStaffing, "_on_machine_lost", everybody_believed), "I5"),
+    "answers that were held did not know what was lost": (
+        rebuilt(759, kind="copies", faults=[0, 3, 4], examples=13, epochs=1, machines=1),
+        lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_wrong_with_copies_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, again, broken = FOUND[what]
+    assert verdict(world).error == ""
+    again(monkeypatch)
+    assert verdict(world, self_checks=False).invariant == broken
+
+
+@pytest.mark.parametrize("seed", deep.sweep(range(40), 12))
+def test_a_world_with_copies_holds(seed: int) -> None:
+    found = verdict(backed(seed))
+    assert not found.error, str(found)

@@ -1,0 +1,100 @@
+"""Mistakes in what makes a run outlive its coordinator's machine are caught from outside, as others are."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from squall.protocol import backup, copied
+from squall.protocol.deputies import Deputies
+from squall.protocol.deputy import Deputy
+from squall.protocol.deputy_staffing import DeputyStaffing
+from squall.protocol.effects import Apply, Effect, Send, StartMember
+from squall.protocol.machine_staffing import MachineStaffing
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import NurseryMachine, Redirect
+from squall.protocol.nursery_messages import Placed, StartProcess
+from squall.sim.proof.backed import deputed
+from squall.sim.proof.soak import verdict
+from tests import deep
+from tests.sim.test_planted_faults import Planted, catch, wrapped
+
+
+def forgets_its_vote(original: Any, nursery: NurseryMachine, *given: Any) -> list[Effect]:
+    nursery._votes.clear()
+    return original(nursery, *given)
+
+
+def at_half(original: Any, deputy: Deputy, *given: Any) -> list[Effect]:
+    effects = original(deputy, *given)
+    follow = len(deputy._follow)
+    if follow and not deputy._leads and 2 * follow == len(deputy._coordinator.deputies.voters):
+        return [*effects, *deputy._lead()]
+    return effects
+
+
+def leads_at_once(original: Any, deputy: Deputy, now: float) -> list[Effect]:
+    effects = original(deputy, now)
+    asks = any(isinstance(effect, Send) for effect in effects)
+    return deputy._lead() if asks and not deputy._leads else effects
+
+
+def starts_before(original: Any, nursery: NurseryMachine, sender: Node, message: Any, now: float) -> list[Effect]:
+    found = original(nursery, sender, message, now)
+    if isinstance(message, StartProcess) and sender.role == "deputy":
+        nursery._behind.clear()
+        return [StartMember(COORDINATOR, None, sender)]
+    return found
+
+
+def redirects_nobody(original: Any, nursery: NurseryMachine, *given: Any) -> list[Effect]:
+    return [effect for effect in original(nursery, *given) if not isinstance(effect, Redirect)]
+
+
+def tells_nobody(original: Any, staffing: DeputyStaffing, now: float, effects: list[Effect]) -> None:
+    original(staffing, now, effects)
+    effects[:] = [each for each in effects if not (isinstance(each, Send) and isinstance(each.message, Placed))]
+
+
+def loses_no_machine(
+    original: Any, staffing: MachineStaffing, machine: int, why: str, *given: Any, **named: Any
+) -> None:
+    if not why.startswith("the coordinator was there"):
+        original(staffing, machine, why, *given, **named)
+
+
+def without_asking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Deputies, "parted", property(lambda deputies: bool(deputies.parting)))
+
+
+FAULTS = {
+    "a nursery forgets how it has voted": Planted(
+        wrapped(NurseryMachine, "_on_message", forgets_its_vote), 20, "I25 I12"),
+    "a coordinator parts with its deputy and asks nobody": Planted(without_asking, 40, "I25"),
+    "a deputy leads where half of the machines follow it": Planted(wrapped(Deputy, "on", at_half), 40, "I25"),
+    "a deputy leads and nobody follows it": Planted(wrapped(Deputy, "_look", leads_at_once), 20, "I25 I12"),
+    "the record does not wait for the deputy": Planted(
+        lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20"),
+    "a deputy keeps no record": Planted(lambda patch: patch.setattr(backup, "REPEATED", (Apply,)), 20, "I26"),
+    "a coordinator starts before its deputy has ended": Planted(
+        wrapped(NurseryMachine, "_on_message", starts_before), 40, "I24 I26"),
+    "processes are not told where the coordinator is": Planted(
+        wrapped(NurseryMachine, "on", redirects_nobody), 20, "I5"),
+    "nurseries are not told where the coordinator is": Planted(
+        wrapped(DeputyStaffing, "_on_moved", tells_nobody), 20, "I5"),
+    "the machine of the coordinator before is not lost": Planted(
+        wrapped(MachineStaffing, "_on_machine_lost", loses_no_machine), 20, "I5 AssertionError KeyError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 3))
+def test_a_planted_fault_of_deputies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(FAULTS[name], monkeypatch, map(deputed, itertools.count()))
+
+
+@pytest.mark.parametrize("seed", deep.sweep(range(3, 40), 8))
+def test_a_world_with_a_deputy_holds(seed: int) -> None:
+    found = verdict(deputed(seed))
+    assert not found.error, str(found)
