@@ -9,6 +9,7 @@ from squall.protocol.copied import RECORDED, Copied, CopyTo
 from squall.protocol.copy_messages import CopyJoined, CopyKept, Entry, Has, Whole
 from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send
 from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, unpack
+from squall.protocol.link import RESEND_AFTER_S
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.succession import steps
@@ -33,6 +34,8 @@ class Backup:
         self._joined = CopyJoined(pid, address)
         self._entries: deque[Entry] = deque()  # to be taken, one at a time
         self._owed = 0  # steps of the last entry that are carried out when the next event is there
+        self._has = 0  # the newest entry that it took
+        self._say_at: float | None = None  # when it says that again, which may be lost
 
     def on(self, event: Event, now: float) -> list[Effect]:
         if self.copied is not None:
@@ -45,20 +48,22 @@ class Backup:
                 return [TakeCopy(Payload("copy", self.node, size, 0, self.node.index))]
             case CopyTaken(copied):
                 self.copied = copied
-                return [Send(COORDINATOR, CopyKept()), Send(self._of, Has(0))]
+                return [Send(COORDINATOR, CopyKept())]
             case MessageArrived(_, Entry() as entry):
                 self._entries.append(entry)
-                return self._enter()
+                return self._enter(now)
             case MessageArrived(_, Stop()):  # that may be gone, and acknowledges nothing
                 return [Forget(self._of), End("finished")]
+            case TimePassed() if self._entries:
+                return self._enter(now)
             case TimePassed():
-                return self._enter()
+                return [] if self._say_at is None or now < self._say_at else [self._say(now)]
         raise AssertionError(f"{self.node} does not know {event!r}")
 
     @property
     def wake_at(self) -> float | None:
         """At once, for entries that came before what they are about."""
-        return -math.inf if self.copied is not None and self._entries else None
+        return -math.inf if self.copied is not None and self._entries else self._say_at
 
     def adds(self, event: Event) -> None:
         """Take what the one that is backed has not, as it will go on here."""
@@ -67,7 +72,11 @@ class Backup:
         self._owed = 0  # what it leads to is carried out there
         self.copied.repeat(event, self.copied.now)
 
-    def _enter(self) -> list[Effect]:
+    def _say(self, now: float) -> Send:
+        self._say_at = now + RESEND_AFTER_S
+        return Send(self._of, Has(self._has))
+
+    def _enter(self, now: float) -> list[Effect]:
         """Take the oldest. Its update first: what the shard says when it hears `Has` this must have made."""
         if self.copied is None or not self._entries:
             return []
@@ -78,4 +87,5 @@ class Backup:
         ends = [effect for effect in effects if isinstance(effect, End)]
         if self._of == COORDINATOR and any(isinstance(effect, CopyTo) for effect in effects):  # it is none any more
             ends.append(End("finished"))
-        return [*mine, Send(self._of, Has(entry.number)), *ends[:1]]
+        self._has = entry.number
+        return [*mine, self._say(now), *ends[:1]]

@@ -23,8 +23,9 @@ Message = (
     | loss_messages.Message | copy_messages.Message | epoch_messages.Message
 )  # fmt: skip
 
-# Said again and again while it matters: it may be lost, and overtakes what waits. Its frame has number 0.
-UNORDERED = (nursery_messages.Alive, *epoch_messages.Message.__args__)
+# Said again and again while it matters: it may be lost, and overtakes what waits. Its frame has number 0, and
+# acknowledges nothing: a machine that is backed says it at once, and may have taken what its backup has not.
+UNORDERED = (nursery_messages.Alive, copy_messages.Has, *epoch_messages.Message.__args__)
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):

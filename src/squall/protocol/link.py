@@ -5,7 +5,8 @@ the machine in that order and once, holds those that came early, and drops those
 the highest number received in order (`seen`), so that a reply acknowledges its request without a frame of its own;
 where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
 is sent again, at doubling intervals, and at once when a broken connection is there again. A few messages have no
-number (`frames.UNORDERED`): they come at once, or never.
+number (`frames.UNORDERED`): they come at once, or never, and acknowledge nothing. Only the newest of them is sent again,
+and only with all else.
 
 A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
 is not bothered any more, but its links are served until its peers know all that it had to say.
@@ -41,13 +42,14 @@ EARLY_AT_MOST = 1024  # messages held for a gap; more are dropped and come again
 class Link:
     """One peer: what we sent that it has not acknowledged, and what it sent that came too early."""
 
-    __slots__ = ("ack_due", "early", "pause", "resend_due", "seen", "sent", "unacked")
+    __slots__ = ("ack_due", "early", "newest", "pause", "resend_due", "seen", "sent", "unacked")
 
     def __init__(self) -> None:
         self.sent = 0  # number of the last message sent
         self.seen = 0  # number of the last message received in order
         self.unacked: deque[tuple[int, Send]] = deque()
         self.early: dict[int, Frame] = {}
+        self.newest: Message | None = None  # of what we sent without a number
         self.ack_due: float | None = None
         self.resend_due: float | None = None
         self.pause = RESEND_AFTER_S
@@ -106,10 +108,8 @@ class Linked:
             if self.machine.wake_at is not None and now >= self.machine.wake_at:
                 self._hand_over(event, now, effects)
         elif type(event) is PeerReached:
-            link = self._links.get(event.node)
-            if link is not None and link.unacked:
-                link.resend_due, link.pause = now, RESEND_AFTER_S
-                self._check(now, effects)
+            if (link := self._links.get(event.node)) is not None:
+                self._say_all_again(event.node, link, now, effects)
         elif type(event) is PeerRefused:
             self._refuse(event.node, event.why, now, effects)
         elif type(event) is PeersHeard:
@@ -131,11 +131,9 @@ class Linked:
                 link.resend_due = now + link.pause
                 self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
         if frame.number == LOST:
-            link.pause = RESEND_AFTER_S
-            if unacked:
-                self._send_again(sender, link, now, effects)
-            else:
+            if not unacked:
                 effects.append(Transmit(sender, Frame(0, link.seen)))  # it may ask what has come
+            self._say_all_again(sender, link, now, effects)
         if frame.message is None:
             return
         if not frame.number:
@@ -222,7 +220,8 @@ class Linked:
     def _send(self, send: Send, now: float) -> Transmit:
         link = self._link(send.to)
         if isinstance(send.message, UNORDERED):
-            return Transmit(send.to, Frame(0, link.seen, send.message))
+            link.newest = send.message
+            return Transmit(send.to, Frame(0, 0, send.message))
         link.sent += 1
         link.unacked.append((link.sent, send))
         link.ack_due = None
@@ -242,6 +241,14 @@ class Linked:
                 if due is not None:
                     self._look_at(due)
 
+    def _say_all_again(self, node: Node, link: Link, now: float, effects: list[Effect]) -> None:
+        """What was under way may be lost."""
+        link.pause = RESEND_AFTER_S
+        if link.unacked:
+            self._send_again(node, link, now, effects)
+        if link.newest is not None:
+            effects.append(Transmit(node, Frame(0, 0, link.newest)))
+
     def _send_again(self, node: Node, link: Link, now: float, effects: list[Effect]) -> None:
         for number, send in link.unacked:
             effects.append(Transmit(node, Frame(number, link.seen, send.message), send.payload, again=True))
@@ -254,9 +261,7 @@ class Linked:
         """Another process goes on behind these links: what was under way on them may be lost, both ways."""
         effects += [Admit(node, machine) for node, machine in self._admitted.items()]
         for node, link in self._links.items():
-            link.pause = RESEND_AFTER_S
-            if link.unacked:
-                self._send_again(node, link, now, effects)
+            self._say_all_again(node, link, now, effects)
             effects.append(Transmit(node, Frame(LOST, link.seen)))
 
     def _owe_ack(self, link: Link, now: float) -> None:
