@@ -6,12 +6,14 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from squall.protocol import backup, copied
 from squall.protocol.deputies import Deputies
 from squall.protocol.deputy import Deputy
 from squall.protocol.deputy_staffing import DeputyStaffing
-from squall.protocol.effects import Apply, Effect, Send, StartMember
+from squall.protocol.effects import Apply, Effect, Send, StartMember, Transmit
+from squall.protocol.link import Linked
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
@@ -65,6 +67,12 @@ def loses_no_machine(
         original(staffing, machine, why, *given, **named)
 
 
+def acknowledges_at_once(original: Any, linked: Linked, send: Send, now: float) -> Transmit:
+    """Also what the deputy does not have."""
+    said = original(linked, send, now)
+    return replace(said, frame=replace(said.frame, seen=linked._link(send.to).seen)) if not said.frame.number else said
+
+
 def without_asking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deputies, "parted", property(lambda deputies: bool(deputies.parting)))
 
@@ -75,6 +83,8 @@ FAULTS = {
     "a coordinator parts with its deputy and asks nobody": Planted(without_asking, 40, "I25"),
     "a deputy leads where half of the machines follow it": Planted(wrapped(Deputy, "on", at_half), 40, "I25"),
     "a deputy leads and nobody follows it": Planted(wrapped(Deputy, "_look", leads_at_once), 20, "I25 I12"),
+    "a message without a number acknowledges what the deputy does not have": Planted(
+        wrapped(Linked, "_send", acknowledges_at_once), 200, "I5"),
     "the record does not wait for the deputy": Planted(
         lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20"),
     "a deputy keeps no record": Planted(lambda patch: patch.setattr(backup, "REPEATED", (Apply,)), 20, "I26"),
@@ -94,7 +104,7 @@ def test_a_planted_fault_of_deputies_is_caught(name: str, monkeypatch: pytest.Mo
     catch(FAULTS[name], monkeypatch, map(deputed, itertools.count()))
 
 
-@pytest.mark.parametrize("seed", deep.sweep(range(3, 40), 8))
+@pytest.mark.parametrize("seed", deep.sweep(range(50), 8))
 def test_a_world_with_a_deputy_holds(seed: int) -> None:
     found = verdict(deputed(seed))
     assert not found.error, str(found)

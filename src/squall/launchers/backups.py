@@ -1,31 +1,83 @@
-"""The backups of shards on a nursery's machine: what each keeps for the shard that may take over there."""
+"""Backups on a nursery's machine, of shards and of the coordinator: what each keeps for who may go on there."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 from squall.protocol.events import ProcessEnded
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
+from squall.runtime.deputing import Kept
 from squall.runtime.job import Job
-from squall.runtime.legacy import Legacy
+from squall.runtime.journal import Journal
+from squall.runtime.legacy import Legacy, shared_memory
+from squall.runtime.machines import COORDINATOR_BYTES
 from squall.transports.opening import listening
 
 
 def succeeded(job: Job) -> list[Node]:
     """Whose sockets a nursery keeps: of those that others call, and who goes on in their place would listen there."""
     shards = (Node("shard", index) for index in job.legacies)
-    return [COORDINATOR, *shards, *(_kept_for(backup) for backup in job.backups)]
+    return [COORDINATOR, DEPUTY, *shards, *(_kept_for(backup) for backup in job.backups)]
 
 
-def prepare(job: Job, node: Node, ends: Node | None, here: Collection[Node]) -> None:
-    """For a process that is to be forked where these are `here`, and a shard in the place of the backup that `ends`.
+def prepare(job: Job, node: Node, ends: Node | None, here: Collection[Node]) -> Job:
+    """For a process that is to be forked where these are `here`, in the place of the backup or deputy that `ends`.
 
-    Raises `OSError` where there is no room for a backup, or what it had kept is gone.
+    Returns the job of all processes from now on. Raises `OSError` where there is no room, or what was kept is gone.
     """
     if node.role == "backup":
         _begin(job, node, here)
+    elif node.role == "deputy":
+        _begin_deputy(job, node)
+    elif ends is not None and node == COORDINATOR:
+        return _lead(job, ends)
     elif ends is not None:
         _take_over(job, node, ends)
+    return job
+
+
+def _begin_deputy(job: Job, deputy: Node) -> None:
+    """It has nothing at first. If it leads, the run's directory is what it keeps from now on."""
+    assert job.site is not None
+    remove_unused(job)
+    directory = _new_directory(job.directory.name, job.site.machine)
+    job.deputies[deputy] = Kept(Journal(shared_memory(Journal.size(COORDINATOR_BYTES))), directory)
+    job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
+    if DEPUTY not in job.site.listeners:
+        job.site.listeners[DEPUTY] = listening()
+
+
+def _new_directory(run: str, machine: int) -> Path:
+    """Where the user of this machine finds the run, if it goes on from here; what is there of another is left alone."""
+    for number in count(1):
+        path = Path("runs", f"{run}.machine-{machine}" + (f"-{number}" if number > 1 else "")).absolute()
+        try:
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError
+
+
+def _lead(job: Job, deputy: Node) -> Job:
+    if deputy not in job.deputies:
+        raise OSError(f"what {deputy} had kept is gone")
+    assert job.site is not None
+    kept = job.deputies.pop(deputy)
+    listener = job.site.listeners[COORDINATOR] = job.site.listeners.pop(DEPUTY)
+    job.site.moved(COORDINATOR, job.site.machine, ("localhost", listener.getsockname()[1]))
+    return replace(job, journal=kept.journal, directory=kept.directory)
+
+
+def remove_unused(job: Job) -> None:
+    """What deputies have kept here, of whom nobody goes on."""
+    for kept in job.deputies.values():
+        shutil.rmtree(kept.directory, ignore_errors=True)
+    job.deputies.clear()
 
 
 def _begin(job: Job, backup: Node, here: Collection[Node]) -> None:

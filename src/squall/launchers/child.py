@@ -35,5 +35,5 @@ class Child:
 
 def expose(node: Node) -> None:
     """In a child, which is that node: where memory runs out it dies before those whose loss costs more."""
-    if node.role not in ("coordinator", "shard", "backup"):
+    if node.role not in ("coordinator", "deputy", "shard", "backup"):
         killed_first()

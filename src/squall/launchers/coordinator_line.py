@@ -15,6 +15,7 @@ from squall.protocol.effects import Payload, Transmit
 from squall.protocol.events import Event, FrameArrived
 from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import Placed
 from squall.protocol.speaking import COMMON
 from squall.runtime.part import Part
 from squall.runtime.site import Site
@@ -39,6 +40,9 @@ class Line(Protocol):
 
     def hear(self) -> Iterator[Event | dict[str, Any]]:
         """What has come without waiting: events of the link, and what the coordinator's host tells of the run."""
+
+    def admit(self, placed: Placed) -> None:
+        """The coordinator, or its deputy, is called there from now on."""
 
     def leave(self) -> None:
         """In a process that was forked: close what belongs to the nursery."""
@@ -72,7 +76,7 @@ class PipeLine:
         return [self._pipe.connection] if self._pipe.open else []
 
     def send(self, effect: Transmit) -> None:
-        if effect.frame.number > self._newest or effect.frame.message is None:
+        if effect.frame.number > self._newest or effect.frame.number <= 0:
             self._newest = max(effect.frame.number, self._newest)
             self._pipe.say(kind="frame", frame=effect.frame)
 
@@ -87,6 +91,9 @@ class PipeLine:
                 # Else a coordinator before this one has told it.
                 self._evaluated = said.pop("number", self._evaluated)
                 yield said
+
+    def admit(self, placed: Placed) -> None:
+        """The coordinator tells its own nursery where it is, as it tells others."""
 
     def leave(self) -> None:
         self._pipe.connection.close()
@@ -131,6 +138,9 @@ class StreamLine:
         self._streams.turn(time.monotonic())
         while (event := self._streams.take()) is not None:
             yield event
+
+    def admit(self, placed: Placed) -> None:
+        self._streams.admit(placed.node, placed.machine, placed.address)
 
     def leave(self) -> None:
         """Forks have no part in streams."""

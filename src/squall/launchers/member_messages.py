@@ -48,7 +48,9 @@ class Failed(Message, frozen=True):
 
 
 class Exited(Message, frozen=True):
-    node: Annotated[str, msgspec.Meta(pattern=r"^(replica|part|shard|evaluator)-[0-9]{1,9}\.[0-9]{1,9}\Z")]
+    node: Annotated[
+        str, msgspec.Meta(pattern=r"^(replica|part|shard|backup|evaluator|coordinator|deputy)-[0-9]{1,9}\.[0-9]{1,9}\Z")
+    ]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     why: str
     traceback: str

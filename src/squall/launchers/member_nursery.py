@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.coordinator_line import StreamLine
+from squall.launchers.coordinator_line import PipeLine, StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
 from squall.launchers.schedules import give_schedules
-from squall.protocol.effects import Effect, End
+from squall.protocol.effects import Admit, Effect, End
 from squall.protocol.events import Event, LauncherLost, LeaveRequested, ProcessesSeen, Started
+from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
-from squall.protocol.nodes import Node
-from squall.protocol.nursery import NurseryMachine
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery import NurseryMachine, Redirect
+from squall.protocol.nursery_messages import Placed
 from squall.runtime.job import Job
+from squall.transports.doorbell import Doorbell
 
 
 class MemberNursery(Nursery):
@@ -32,6 +35,7 @@ class MemberNursery(Nursery):
         self._machine = job.site.machine
         self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
         self._site = job.site
+        self._bell: Doorbell | None = None  # by which its processes hear of it
         self.end: End | None = None  # how all that ran here has ended, as far as is known here
         self.leaves = False  # this machine, in order
 
@@ -95,10 +99,36 @@ class MemberNursery(Nursery):
             super()._tell(event)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, End):
-            self._over(effect)
-        else:
-            super()._do(effect)
+        match effect:
+            case End():
+                self._over(effect)
+            case Admit(node, machine, address):
+                self._line.admit(Placed(node, machine, address))
+            case Redirect(placed):
+                self._redirect(placed)
+            case _:
+                super()._do(effect)
+
+    def _redirect(self, placed: Placed) -> None:
+        """Where the coordinator is now, to the processes of this machine; those to come inherit it."""
+        if not self._site.has(COORDINATOR):
+            self._site.moved(COORDINATOR, placed.machine, self._site.called(placed.address))
+        self._line.admit(placed)
+        self._bell = self._bell or Doorbell(Node("nursery", self._machine), self._sockets)
+        for child in self._children.values():
+            if child.node != COORDINATOR:
+                self._bell.ring(child.node, encode(Frame(0, 0, placed)))
+
+    def _replace(self, node: Node, ends: Node | None = None) -> None:
+        if node == COORDINATOR and isinstance(self._line, StreamLine):  # it goes on here
+            self._line.close()
+            self._line = PipeLine()
+        super()._replace(node, ends)
+
+    def _ended(self) -> None:
+        super()._ended()
+        assert self._end is not None
+        self._over(End(self._end["status"], self._end["reason"]))
 
     def _over(self, end: End) -> None:
         if self.end is not None and self.end.status != "failed" and end.status == "moved":  # the coordinator says less

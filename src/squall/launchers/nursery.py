@@ -68,6 +68,7 @@ class Nursery:
         self._begin()
         self.watch()
         self._line.close()
+        backups.remove_unused(self._job)
         shutil.rmtree(self._sockets, ignore_errors=True)
         os.close(self._held)
 
@@ -230,8 +231,8 @@ class Nursery:
             self._lose(child, code)
 
     def _done(self, child: Child) -> None:
-        """It has come to its end, for which the shard may wait that goes on in a backup's place."""
-        if child.node.role == "backup":
+        """It has come to its end, for which who goes on in its place may wait."""
+        if child.node.role in ("backup", "deputy"):
             self._tell(ProcessEnded(child.node, "it has ended"))
 
     def _lose(self, child: Child, code: int) -> None:
@@ -269,7 +270,7 @@ class Nursery:
         return next(turn for turn in count() if turn not in taken) if node.role == "replica" else -1
 
     def _fork(self, node: Node, ends: Node | None = None) -> None:
-        backups.prepare(self._job, node, ends, {child.node for child in self._children.values()})
+        self._job = backups.prepare(self._job, node, ends, {child.node for child in self._children.values()})
         if pid := fork():
             self._look_after(node, pid)
             if node == COORDINATOR and isinstance(self._line, PipeLine):

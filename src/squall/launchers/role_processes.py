@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,24 @@ from squall.launchers.leaving import LOST, RAISED
 from squall.launchers.parts import die_of, first_part, tell_raised
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
+from squall.protocol.copied import Copied
 from squall.protocol.effects import End, Payload
 from squall.protocol.events import Event, FrameArrived, StopRequested
 from squall.protocol.frames import Frame
-from squall.protocol.nodes import COORDINATOR, NURSERY, Node, shard_nodes, whole
+from squall.protocol.nodes import COORDINATOR, DEPUTY, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.answering import ArrivingHost
 from squall.runtime.batches import loader_killed
 from squall.runtime.collective.apart import Apart
 from squall.runtime.collective.showing import ShowingHost
+from squall.runtime.deputing import CopiedHost, DeputyHost
 from squall.runtime.driver import Driver, Host
 from squall.runtime.first_touch import prepared
 from squall.runtime.hosts import SlowedHost
 from squall.runtime.interrupts import LeftToLauncher
 from squall.runtime.job import Job
 from squall.runtime.kinds import host, kind_of, machine
+from squall.runtime.machines import has_deputy
 from squall.runtime.part import Part
 from squall.runtime.parts_told import PartsHost
 from squall.runtime.pieces import PiecesHost
@@ -58,11 +61,12 @@ from squall.usercode.blame import encode, note
 class NurseryChannel:
     """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
 
-    def __init__(self, pipe: ControlPipe) -> None:
+    def __init__(self, pipe: ControlPipe, nursery: Node = NURSERY) -> None:
         self._pipe = pipe
+        self._nursery = nursery
 
     def knows(self, node: Node) -> bool:
-        return node == NURSERY
+        return node == self._nursery
 
     def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
         self._pipe.say(kind="frame", frame=frame)
@@ -81,7 +85,7 @@ class NurseryChannel:
         said = self._pipe.hear()
         if said is None:
             return StopRequested("the nursery is gone")
-        return FrameArrived(NURSERY, msgspec.convert(said["frame"], Frame))
+        return FrameArrived(self._nursery, msgspec.convert(said["frame"], Frame))
 
     def end(self, end: End) -> None:
         self._pipe.say(kind="end", status=end.status, reason=end.reason)
@@ -136,14 +140,16 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
         job = replace(job, listener=listening())
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     linked = machine(job, node)
-    channel = NurseryChannel(pipe) if pipe is not None else None
+    nursery = NURSERY if job.site is None else Node("nursery", job.site.machine)
+    channel = NurseryChannel(pipe, nursery) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
-        poll_every_s = COMMIT_EVERY_S if node == COORDINATOR else math.inf
+        poll_every_s = COMMIT_EVERY_S if node.role in ("coordinator", "deputy") else math.inf
         if spread:
             host: Host = SpreadHost(job, node, partial(make_host, node=node), partial(tell, node, job, sockets))
         else:
-            host = make_host(job, node, channel)
+            clock = partial(_clock, linked) if isinstance(linked, Copied) else time.monotonic
+            host = make_host(job, node, channel, clock)
         own = () if channel is None else (channel,)
         if several:
             host = Speaker(host, neighbours, own_weights=job.recipe.work.local is not None, watch=watch)
@@ -197,7 +203,8 @@ def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
-    return Carrier(Streams(contexts, part, addresses, site.listeners.get(node), site.plaintext, Lanes(sockets)))
+    listener = site.listeners.get(DEPUTY if node.role == "deputy" else node)
+    return Carrier(Streams(contexts, part, addresses, listener, site.plaintext, Lanes(sockets)))
 
 
 def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
@@ -207,16 +214,27 @@ def _servers(job: Job, node: Node, *, here: bool) -> list[Node]:
     if node.role == "backup":
         shards: tuple[Node, ...] = (Node("shard", node.index),)
     else:
-        shards = shard_nodes(job.recipe.shards) if node.role != "shard" else ()
+        shards = shard_nodes(job.recipe.shards) if node.role not in ("shard", "deputy") else ()
     servers = (COORDINATOR, *shards) if node.role != "part" else shards
     return [server for server in servers if (job.site is None or job.site.has(server)) == here]
 
 
-def make_host(job: Job, node: Node, channel: NurseryChannel | None = None) -> Host:
+def _clock(linked: Copied) -> float:
+    """What its machine is told; it goes on where it was on another one."""
+    return linked.reads(time.monotonic())
+
+
+def make_host(
+    job: Job, node: Node, channel: NurseryChannel | None = None, clock: Callable[[], float] = time.monotonic
+) -> Host:
+    """`clock`: the coordinator's."""
+    if node.role == "deputy":
+        return DeputyHost(job, node, _around)
     if node == COORDINATOR:
         assert channel is not None
-        recorder = CoordinatorHost(job, channel, time.monotonic)
+        recorder = CoordinatorHost(job, channel, clock)
         made = _around(recorder, job)
+        made = CopiedHost(made, recorder, job) if has_deputy(job) else made
         if job.journal is not None:
             job.journal.keeps = made.keeps
             recorder.take_again(made, job.journal.carried_out)

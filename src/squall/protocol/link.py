@@ -5,8 +5,8 @@ the machine in that order and once, holds those that came early, and drops those
 the highest number received in order (`seen`), so that a reply acknowledges its request without a frame of its own;
 where no frame goes back within `ACK_AFTER_S`, one is sent for the acknowledgement alone. What is not acknowledged
 is sent again, at doubling intervals, and at once when a broken connection is there again. A few messages have no
-number (`frames.UNORDERED`): they come at once, or never, and acknowledge nothing. Only the newest of them is sent again,
-and only with all else.
+number (`frames.UNORDERED`): they come at once, or never, and acknowledge nothing. Only the newest is sent again, with
+all else.
 
 A replacement process is a new node, hence a new link: numbers never restart within a link. A machine that has ended
 is not bothered any more, but its links are served until its peers know all that it had to say.

@@ -31,6 +31,7 @@ class Node(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True):
 
 
 COORDINATOR = Node("coordinator")
+DEPUTY = Node("deputy")  # the first
 NURSERY = Node("nursery")  # of the machine where the coordinator begins, whose number is 0
 
 

@@ -117,6 +117,10 @@ class Record:
             self._backlog.clear()
         self._again_at = -math.inf
 
+    def image(self) -> bytes:
+        """The file, as of the last commit."""
+        return self._db.serialize()
+
     def _make(self, table: type[Row]) -> None:
         """Make a table, or add the columns that it did not have when the record was begun."""
         self._db.execute(_schema(table))

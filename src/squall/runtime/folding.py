@@ -18,7 +18,7 @@ class Folding:
     def __init__(self, record: Record, examples: int) -> None:
         self._record = record
         self._examples = examples  # in an epoch
-        self._eras: dict[int, _Pieces] = {0: _Pieces()}  # snapshot -> what ended after it was asked for; 0: at first
+        self._eras: dict[int, Pieces] = {0: Pieces()}  # snapshot -> what ended after it was asked for; 0: at first
 
     def add(self, lease: LeaseRow, alone: bool = False) -> None:
         """`alone`: it is put together with no other."""
@@ -34,7 +34,7 @@ class Folding:
 
     def asked(self, number: int) -> None:
         """A snapshot is asked for."""
-        self._eras[number] = _Pieces()
+        self._eras[number] = Pieces()
 
     def published(self, numbers: Sequence[int]) -> None:
         """These snapshots are there: only to them a resume may still go back."""
@@ -46,7 +46,7 @@ class Folding:
             else:
                 into = pieces
 
-    def _put(self, pieces: _Pieces, lease: LeaseRow) -> None:
+    def _put(self, pieces: Pieces, lease: LeaseRow) -> None:
         start = lease.epoch * self._examples + lease.start
         stop = lease.epoch * self._examples + lease.stop
         if start in pieces.by_start or stop in pieces.by_stop:  # trained twice: both are told
@@ -73,7 +73,7 @@ class Folding:
         )  # fmt: skip
 
 
-class _Pieces:
+class Pieces:
     """Leases that ended between two snapshots' moments: disjoint ranges, none of which follows on another."""
 
     def __init__(self) -> None:

@@ -36,6 +36,7 @@ from squall.vector import Layout
 
 if TYPE_CHECKING:
     from squall.parts.shares import Share
+    from squall.runtime.deputing import Kept
 
 VECTORS = 3  # in a snapshot: weights, and the two that most optimizers keep
 SLOW_DISK_BYTES_S = 50e6
@@ -65,6 +66,7 @@ class Job:
     journal: Journal | None = None  # of the coordinator, to its successors, if it begins on this machine
     legacies: dict[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
     backups: dict[Node, Legacy] = field(default_factory=dict)  # of backups here, to shards that go on in their place
+    deputies: dict[Node, Kept] = field(default_factory=dict)  # of one here, to who goes on in its place
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

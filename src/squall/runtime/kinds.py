@@ -10,11 +10,12 @@ from squall.protocol.answering.replica import Answerer
 from squall.protocol.backup import Backup
 from squall.protocol.collective.replica import CollectiveReplica
 from squall.protocol.copied import Copied
+from squall.protocol.deputy import Deputy
 from squall.protocol.effects import PayloadKind
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
-from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.replica import Replica
@@ -35,6 +36,7 @@ from squall.runtime.machines import (
     batch_coordinator,
     begun,
     collective_coordinator,
+    has_deputy,
     lease_coordinator,
 )
 from squall.runtime.pieces import FarShardHost
@@ -126,7 +128,13 @@ def machine(job: Job, node: Node) -> Linked:
         case "coordinator":
             if job.journal is None:
                 return Linked(kind.coordinator(job))
-            return job.journal.succeed() if job.succeeds(node) else Journaled(kind.coordinator(job), job.journal)
+            if job.succeeds(node):
+                return job.journal.succeed()
+            return (Copied if has_deputy(job) else Journaled)(kind.coordinator(job), job.journal)
+        case "deputy":
+            assert job.site is not None
+            called, pulse = job.site.address(job.site.listeners[DEPUTY]), job.site.pulse
+            return Linked(Deputy(node, job.site.machine, os.getpid(), called, pulse))
         case "shard":
             legacy = job.legacies.get(node.index)
             if legacy is not None and job.succeeds(node):

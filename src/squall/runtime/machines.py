@@ -84,6 +84,11 @@ def answer_coordinator(job: Job) -> AnswerCoordinator:
     return AnswerCoordinator(_policy(job), Leases.besides(found, job.task.examples, job.task.batch_size), found)
 
 
+def has_deputy(job: Job) -> bool:
+    """The run's coordinator, on another machine, if there is one."""
+    return job.site is not None and job.plan.settings.copies > 1
+
+
 def _leases(job: Job) -> Leases:
     limits, batch_size = job.plan.limits(), job.task.batch_size
     if job.restored is None:
@@ -113,7 +118,9 @@ def _policy(job: Job) -> Policy:
     if job.site is not None:
         rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)
         goes_back = job.plan.settings.restarts > 0
-        policy = msgspec.structs.replace(policy, rooms=rooms, pulse=job.site.pulse, goes_back=goes_back)
+        policy = msgspec.structs.replace(
+            policy, rooms=rooms, pulse=job.site.pulse, goes_back=goes_back, deputy=has_deputy(job)
+        )
     so_far = best.kept(job.directory) if policy.goal.keep and job.restored is not None else None
     if so_far is not None and so_far.metric == policy.goal.metric:
         policy = msgspec.structs.replace(policy, goal=msgspec.structs.replace(policy.goal, best=so_far.value))

@@ -28,7 +28,7 @@ class Part:
         self._node = node
         self._says = says
         self._machines = {Node(role, index): at for (role, index), at in site.seats.items()}
-        self._own, self._head = site.machine, self._machines[COORDINATOR]
+        self._own = site.machine
         self._called = site.called
 
     def admit(self, node: Node, machine: int, address: str = "") -> tuple[str, int] | None:
@@ -42,14 +42,16 @@ class Part:
     def vouches(self, authority: str, node: Node) -> bool:
         """Whether an authority, by its name, is that of the machine which has this process."""
         nursery = Node("nursery", node.index)
-        machine = node.index if node == nursery else self._machines.get(node)
-        return machine is not None and authority == machine_name(machine)
+        machines = {node.index if node == nursery else self._machines.get(node)}
+        if node == COORDINATOR:
+            machines |= {at for deputy, at in self._machines.items() if deputy.role == "deputy"}
+        return authority in {machine_name(machine) for machine in machines if machine is not None}
 
     def reports(self, node: Node) -> bool:
         """Whether the coordinator wants to know that the node was heard, as one on a machine that may be lost."""
-        if self._node.role == "part":  # which has no way to tell
+        if self._node.role in ("part", "nursery"):  # which have no way to tell
             return False
-        return self._machines.get(node, node.index) not in (self._own, self._head)
+        return self._machines.get(node, node.index) not in (self._own, self._machines[COORDINATOR])
 
     def check(self, sender: Node, message: Message | None, payload: Payload | None) -> None:
         """Raises `ValueError` for what this sender cannot mean, whatever has happened before."""

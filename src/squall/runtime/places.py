@@ -16,6 +16,7 @@ from squall.transports.stream import Views
 from squall.vector import Layout
 
 ANSWERS_BYTES = 1 << 36  # of a file of answers at most
+RUN_BYTES = 1 << 30  # of all that a coordinator is, at most
 HEADER_BYTES, STATE_BYTES = 1 << 24, 1 << 12  # of a shard's file at most: beside its elements, and of each
 
 
@@ -48,6 +49,9 @@ class Places:
         """Raises `ValueError` for what this process and the peer do not exchange."""
         if not self._exchanged(payload, peer):
             raise ValueError(f"{payload} between {self._node} and {peer}")
+        if payload.kind == "copy" and payload.owner.role == "deputy":
+            assert self._scratch is not None
+            return (whole.view(self._scratch, payload, RUN_BYTES, sends=self._node == COORDINATOR),)
         if payload.kind == "copy":
             start, stop = self._ranges.shards[payload.shard]
             most, sends = whole.bytes_at_most(stop - start, self._shape), self._node.role == "shard"
@@ -71,6 +75,8 @@ class Places:
     def _exchanged(self, payload: Payload, peer: Node) -> bool:
         """Whether the payload goes between this process and the peer."""
         ends = {self._node, peer}
+        if payload.kind == "copy" and payload.owner.role == "deputy":
+            return ends == {COORDINATOR, payload.owner}
         if self._shards:
             if backup := next((node for node in ends if node.role == "backup"), None):
                 mine = payload.kind == "gradient" or (payload.kind == "copy" and payload.owner == backup)

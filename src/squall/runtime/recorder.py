@@ -33,6 +33,8 @@ from squall.runtime.snapshot import Manifest, Snapshots
 from squall.runtime.thinning import Thinning
 from squall.runtime.told import rows_of_work, rows_told
 
+RECORD = "run.sqlite"  # file in the run's directory
+
 
 class CoordinatorHost(Host):
     """Turns notes into rows. The time axis is training time: it begins when the first replica is welcomed.
@@ -50,10 +52,12 @@ class CoordinatorHost(Host):
             self._begin(job)
         else:
             self.__dict__.update(kept)
+            self.record.path = job.directory / RECORD  # another machine has another one
+            self._snapshots.directory = Snapshots(job.directory).directory
             self.record.go_on()
 
     def _begin(self, job: Job) -> None:
-        self.record = Record(job.directory / "run.sqlite")
+        self.record = Record(job.directory / RECORD)
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
             self.record.take_in(job.restored.manifest.number, waiting)
         self._pauses = Pauses(self.record, job)
@@ -87,7 +91,11 @@ class CoordinatorHost(Host):
         for effect, now in since:
             if isinstance(effect, notes.Note | PublishSnapshot):
                 host.perform(effect, now)
-        self._again = False
+        self._again = self._snapshots.elsewhere = False
+
+    def follow(self) -> None:
+        """From now on it is given what is carried out by a coordinator on another machine."""
+        self._again = self._snapshots.elsewhere = True
 
     def _rewind(self, manifest: Manifest) -> None:
         """The record goes back to the snapshot as the weights do; leases held then end as they are in it."""

@@ -65,13 +65,18 @@ class Site:
         host, _, port = address.rpartition(":")
         return host or self.addresses[COORDINATOR][0], int(port)
 
+    def moved(self, node: Node, machine: int, address: Address) -> None:
+        """The process is there now, for all that begin on this machine from now on."""
+        self.seats[node.role, node.index] = machine
+        self.addresses[node] = address
+
     def has(self, node: Node) -> bool:
         """The process begins on this machine."""
         return self.seats.get((node.role, node.index)) == self.machine
 
     def rooms(self, threads: int, parts: int) -> tuple[MachineRoom, ...]:
         """All machines with what begins there, and for how many parts of so many threads their cores are enough."""
-        on = {Node(*process): at for process, at in self.seats.items()}
+        on = {Node(*process): at for process, at in self.seats.items() if Node(*process) != COORDINATOR}
         rooms = []
         for machine, cores in self.cores.items():
             there = tuple(node for node, at in on.items() if at == machine)

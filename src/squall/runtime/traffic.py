@@ -39,16 +39,22 @@ class TrafficHost(HostAround):
         self._others: dict[Node, tuple[int, ...]] = {}  # machines of other parts
         self._ranges, self._blocks = job.ranges, job.recipe.work.blocks
         self._shards = [site.seats["shard", shard] for shard in range(job.recipe.shards)]  # their machines
+        self._bytes: dict[tuple[int, int], int] = defaultdict(int)  # numbers, from a machine to another one
+        self._told_at = -math.inf
+        if (kept := job.kept.get("traffic")) is not None:
+            self.__dict__.update(kept)
+        else:
+            self._begin(job, site)
+
+    def _begin(self, job: Job, site: Site) -> None:
+        host = self._recorder
         before = host.record.fact("inventory") if job.restored is not None else None
         placed = {row[0]: row for row in msgspec.json.decode(before or "{}", type=Inventory).machines}
         placed |= {row[0]: row for row in site.inventory.machines}
         inventory = msgspec.structs.replace(site.inventory, machines=[placed[machine] for machine in sorted(placed)])
         host.facts(inventory=msgspec.json.encode(inventory).decode())
-        self._bytes: dict[tuple[int, int], int] = defaultdict(int)  # numbers, from a machine to another one
-        self._told_at = -math.inf
         if job.restored is not None and (before := host.record.fact(FACT)):
             self._bytes.update({(here, there): sent for here, there, sent in msgspec.json.decode(before)})
-        self.__dict__.update(job.kept.get("traffic", {}))
 
     def keeps(self) -> dict[str, object]:
         own = {name: self.__dict__[name] for name in ("_machine", "_members", "_others", "_bytes", "_told_at")}

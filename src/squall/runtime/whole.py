@@ -94,22 +94,31 @@ def read(path: Path) -> Whole:
 
 
 class _Known(pickle.Unpickler):
-    """Of what machines are made of, and nothing else: a state comes from another machine."""
+    """Of what machines are made of, and some classes beside it: what is read comes from another machine."""
+
+    def __init__(self, data: bytes, classes: Iterable[type]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._classes = {(each.__module__, each.__qualname__): each for each in classes}
 
     def find_class(self, module: str, name: str) -> type:
-        if (module, name) == ("collections", "deque"):
-            return deque
+        if (beside := self._classes.get((module, name))) is not None:
+            return beside
         found = super().find_class(module, name) if module.startswith(PROTOCOL) else None
         if not (isinstance(found, type) and found.__module__.startswith(PROTOCOL)):
-            raise pickle.UnpicklingError(f"{module}.{name} is in no shard")
+            raise pickle.UnpicklingError(f"{module}.{name} is in no such state")
         return found
+
+
+def known(data: bytes, classes: Iterable[type]) -> object:
+    """What was pickled, of what machines are made of and these classes. Raises anything for what is none of that."""
+    return _Known(data, classes).load()
 
 
 def machine(state: bytes) -> Copied:
     """Raises anything for what is none."""
-    found = _Known(io.BytesIO(state)).load()
+    found = known(state, (deque,))
     if not isinstance(found, Copied):
-        raise TypeError(f"{type(found).__name__} is no shard")
+        raise TypeError(f"{type(found).__name__} is no machine that is copied")
     return found
 
 

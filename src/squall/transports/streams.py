@@ -20,7 +20,7 @@ from functools import partial
 from squall.protocol.effects import Payload
 from squall.protocol.events import Event, FrameArrived, PeerReached, PeerRefused, PeersHeard
 from squall.protocol.frames import Frame
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.transports.forks import abandon_at_fork, ignore_at_fork
 from squall.transports.lanes import TRY_AGAIN_S, Lanes
 from squall.transports.opening import OPEN_WITHIN_S, Door, Opening
@@ -108,7 +108,7 @@ class Streams:
     def admit(self, node: Node, machine: int, address: str = "") -> None:
         """The process is there, and may connect from that machine, or is called there from now on."""
         moved = self._part.admit(node, machine, address)
-        if moved is not None:
+        if moved is not None and moved != self._addresses.get(node):
             self._close(node)  # what had its name before is somewhere else
             self._addresses[node] = moved
             self._redial.pop(node, None)
@@ -240,7 +240,9 @@ class Streams:
             connection, node, authority = opening.opened()
             if not self._part.vouches(authority, node):
                 raise Broken(f"{authority} cannot have {node}")
-            if node in self._forgotten or (whom is not None and node != whom):
+            if whom is not None and whom.role == "deputy" and node == COORDINATOR:  # which has gone on in its place
+                self._addresses[node] = self._addresses.pop(whom)
+            elif node in self._forgotten or (whom is not None and node != whom):
                 raise Broken(f"{node} has answered where {whom} was called")
         except Broken:
             self._give_up(descriptor)
