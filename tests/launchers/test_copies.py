@@ -18,7 +18,7 @@ from setproctitle import getproctitle
 
 import squall
 from squall.plan import make_plan
-from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
+from squall.record.rows import EventRow, LossRow, MemberRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from squall.runtime import whole
@@ -27,7 +27,7 @@ from squall.strategies import Strategy
 from tests import deep
 from tests.launchers import blobs
 from tests.launchers.processes import START_S, Started, wait_for
-from tests.launchers.test_machines import Cluster, Machine, children, cluster
+from tests.launchers.test_machines import Cluster, Machine, cluster
 
 COPIED = ["--replicas", "2", "--shards", "2", "--threads", "1", "--epochs", "100000", "--copies", "2"]
 
@@ -165,42 +165,3 @@ def test_a_state_of_other_classes_is_refused(tmp_path: Path) -> None:
             whole.machine(pickle.dumps(other))
     with pytest.raises(TypeError, match="deque is no shard"):
         whole.machine(pickle.dumps(deque([1])))
-
-
-def test_the_run_goes_on_when_its_first_machine_is_lost(tmp_path: Path) -> None:
-    """With its launching process, its coordinator and a shard: the coordinator's deputy goes on, by its own record."""
-    with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        deputies = lambda: list(found.directory.parent.glob("runs/*.machine-*"))  # noqa: E731
-        wait_for(deputies, START_S, "a deputy")
-        (directory,) = deputies()
-        wait_for(
-            lambda: any(row.node.startswith("deputy") for row in rows_in(directory, MemberRow)), START_S, "its copy"
-        )
-        kill_first_machine(found)
-        wait_for(lambda: told_in(directory, "by its deputy"), START_S, "a takeover")
-        before = examples_in(directory)
-        wait_for(lambda: examples_in(directory) > before, START_S, "training to go on")
-
-
-def rows_in(directory: Path, table: type[Any]) -> list[Any]:
-    if not (directory / "run.sqlite").exists():
-        return []
-    with closing(Reader(directory / "run.sqlite")) as reader:
-        return reader.rows(table)
-
-
-def told_in(directory: Path, text: str) -> bool:
-    return any(text in row.text for row in rows_in(directory, EventRow))
-
-
-def examples_in(directory: Path) -> int:
-    return sum(row.examples for row in rows_in(directory, ProgressRow))
-
-
-def kill_first_machine(found: Cluster) -> None:
-    """The launching process, its nursery, and all that is forked from that."""
-    (nursery,) = children(found.run.process.pid)
-    for pid in (found.run.process.pid, nursery, *children(nursery)):
-        os.kill(pid, signal.SIGKILL)

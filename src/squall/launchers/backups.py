@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,6 +15,7 @@ from squall.runtime.deputing import Kept
 from squall.runtime.job import Job
 from squall.runtime.journal import Journal
 from squall.runtime.legacy import Legacy, shared_memory
+from squall.runtime.lock import take
 from squall.runtime.machines import COORDINATOR_BYTES
 from squall.transports.opening import listening
 
@@ -68,6 +70,7 @@ def _lead(job: Job, deputy: Node) -> Job:
         raise OSError(f"what {deputy} had kept is gone")
     assert job.site is not None
     kept = job.deputies.pop(deputy)
+    take(kept.directory, os.getppid())  # held by all that are forked from here, to their end
     listener = job.site.listeners[COORDINATOR] = job.site.listeners.pop(DEPUTY)
     job.site.moved(COORDINATOR, job.site.machine, ("localhost", listener.getsockname()[1]))
     return replace(job, journal=kept.journal, directory=kept.directory)

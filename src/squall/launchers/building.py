@@ -112,6 +112,7 @@ def build_job(message: dict[str, Any], task: Task, order: Order) -> Job:
         restored=restored,
         site=site,
         starts=starts,
+        scripted="script" in message,
     )
 
 

@@ -62,4 +62,7 @@ class Launching:
         nursery = kind(self._launcher, self._member.attendant, job, self._sockets)
         nursery.run()
         assert nursery.end is not None
+        if nursery.moved:
+            self.orders.tell(nursery.last_words)
+            return False
         return self.orders.ended(nursery.end, nursery.leaves, any(node.role == "shard" for node in nodes(job)))

@@ -10,6 +10,7 @@ from typing import Any
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine, StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
+from squall.launchers.orders import OVER
 from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Admit, Effect, End
 from squall.protocol.events import Event, LauncherLost, LeaveRequested, ProcessesSeen, Started
@@ -35,7 +36,8 @@ class MemberNursery(Nursery):
         self._machine = job.site.machine
         self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
         self._site = job.site
-        self._bell: Doorbell | None = None  # by which its processes hear of it
+        self._bell: Doorbell | None = None  # by which its processes hear where the coordinator is
+        self.moved = False  # that is on another machine than the run's first, which counts for nothing more
         self.end: End | None = None  # how all that ran here has ended, as far as is known here
         self.leaves = False  # this machine, in order
 
@@ -111,6 +113,7 @@ class MemberNursery(Nursery):
 
     def _redirect(self, placed: Placed) -> None:
         """Where the coordinator is now, to the processes of this machine; those to come inherit it."""
+        self._leave_head()
         if not self._site.has(COORDINATOR):
             self._site.moved(COORDINATOR, placed.machine, self._site.called(placed.address))
         self._line.admit(placed)
@@ -120,10 +123,28 @@ class MemberNursery(Nursery):
                 self._bell.ring(child.node, encode(Frame(0, 0, placed)))
 
     def _replace(self, node: Node, ends: Node | None = None) -> None:
-        if node == COORDINATOR and isinstance(self._line, StreamLine):  # it goes on here
+        if node == COORDINATOR and isinstance(self._line, StreamLine):
+            self._leave_head()
             self._line.close()
             self._line = PipeLine()
         super()._replace(node, ends)
+        if ends is not None and node == COORDINATOR:
+            here = f"the run's first machine is lost: the run goes on from this one, in {self._job.directory}"
+            self._attendant.say(kind="told", text=here)
+
+    @property
+    def last_words(self) -> End:
+        """To the user of this machine, to whom the first one says nothing any more."""
+        assert self.end is not None
+        if not self._site.has(COORDINATOR):
+            return self.end
+        how = "" if self.end.status == "finished" else f": squall resume {self._job.directory} goes on with it"
+        said = self.end.reason or OVER.reason
+        return End(self.end.status, f"{said}; it is kept in {self._job.directory}{how}")
+
+    def _leave_head(self) -> None:
+        """It may be there again, and say what is so for nobody else."""
+        self.moved, self._launcher.open = True, False
 
     def _ended(self) -> None:
         super()._ended()

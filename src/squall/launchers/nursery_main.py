@@ -59,7 +59,7 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
     """
     scratch.share(own)
     try:
-        member = join(call, lambda text: attendant.say(kind="waiting", text=text))
+        member = join(call, lambda text: attendant.say(kind="told", text=text))
         attendant.say(kind="joined", machine=member.machine)
         head = ControlPipe(member.pipe)
         message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved

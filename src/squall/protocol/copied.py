@@ -114,6 +114,10 @@ class Copied(Journaled):
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         self._now = now
+        if type(event) is PeerReached:  # what is held for it is sent again, behind what a connection before has lost
+            self._held = deque(
+                each for each in self._held if not (isinstance(each[1], Transmit) and each[1].to == event.node)
+            )
         entered = self._backup is not None and not self._of_backup(event, now)
         brought = self._brought(event)
         released = [each for each in self._left if isinstance(each, RECORDED)]  # before those that are held

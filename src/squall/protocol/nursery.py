@@ -155,7 +155,7 @@ class NurseryMachine:
                 self._moved = message
                 return [Redirect(message)]
             case StartProcess(node, _, ends) if sender != COORDINATOR:
-                if node != COORDINATOR or ends != sender or not self._votes.get(sender):
+                if node != COORDINATOR or ends != sender:  # most machines follow it, whatever this one has promised
                     raise Refusal(f"it has {node} started, and is not the coordinator")
                 if sender in self._ended:  # which was told: the coordinator may go on without it
                     return []

@@ -67,6 +67,7 @@ class Job:
     legacies: dict[int, Legacy] = field(default_factory=dict)  # of this machine's shards, to their successors
     backups: dict[Node, Legacy] = field(default_factory=dict)  # of backups here, to shards that go on in their place
     deputies: dict[Node, Kept] = field(default_factory=dict)  # of one here, to who goes on in its place
+    scripted: bool = False  # users' loops train
     turn: int | None = None  # in which the process of this job takes a GPU; None: a replica takes that of its slot
 
     @cached_property

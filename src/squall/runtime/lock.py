@@ -24,18 +24,27 @@ def hold(directory: Path) -> Iterator[int]:
 
     Raises `ValueError` when somebody else does, or when nothing can be written there.
     """
+    handle = take(directory, os.getpid())
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def take(directory: Path, launcher: int) -> int:
+    """The same, until the descriptor is closed that it returns. `launcher`: the process that ends it all."""
     path = directory / LOCK
     with written(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    with open(handle, "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(_refusal(path, file.read())) from None
-        file.truncate(0)
-        file.write(identity(os.getpid()))
-        file.flush()
-        yield handle
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(handle, identity(launcher).encode(), 0)
+        os.truncate(handle, len(identity(launcher)))
+    except BlockingIOError:
+        told = os.pread(handle, 100, 0).decode()
+        os.close(handle)
+        raise ValueError(_refusal(path, told)) from None
+    return handle
 
 
 def holders(path: Path, among: Iterable[int] | None = None) -> dict[int, str]:

@@ -85,8 +85,8 @@ def answer_coordinator(job: Job) -> AnswerCoordinator:
 
 
 def has_deputy(job: Job) -> bool:
-    """The run's coordinator, on another machine, if there is one."""
-    return job.site is not None and job.plan.settings.copies > 1
+    """The run's coordinator, on another machine, if there is one. What scripts say goes through the first."""
+    return job.site is not None and job.plan.settings.copies > 1 and not job.scripted
 
 
 def _leases(job: Job) -> Leases:

@@ -1,7 +1,7 @@
 """A machine that joins a run, as `squall join` sees it: the nursery does the work, this process has the user.
 
     `squall join` -> nursery    the call, "leave"
-    nursery -> `squall join`    "waiting" for the head, "joined", "listening" when there may be something to keep;
+    nursery -> `squall join`    "joined", "listening" when there may be something to keep, "told" what the user is;
                                 last "end" or "failed"
 
 A nursery whose `squall join` is gone takes part no longer.
@@ -55,7 +55,7 @@ def _attend(nursery: NurseryProcess, interrupts: list[int], head: str, tell: Cal
             if said is None:
                 raise ProcessLost(f"the nursery (pid {nursery.pid}) was lost: {nursery.ending()}")
             match said["kind"]:
-                case "waiting":
+                case "told":
                     tell(said["text"])
                 case "joined":
                     tell(f"this is machine {said['machine']} of the run at {head} now; Ctrl-C leaves it in order")

@@ -1,0 +1,149 @@
+"""The coordinator's deputy: a run goes on from another machine when its first one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
+from squall.report import Reader
+from squall.report.coverage import audit
+from tests import deep
+from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.test_copies import COPIED, role_of, wait_whole
+from tests.launchers.test_machines import Cluster, Machine, children, cluster
+
+
+class Second:
+    """What the deputy of a run keeps on its machine."""
+
+    def __init__(self, found: Cluster, machines: list[Machine], gone: Path | None = None) -> None:
+        """When it is whole. `gone`: the directory of one before."""
+
+        def there() -> list[Path]:
+            return [path for path in (found.directory.parent / "runs").glob("*.machine-*") if path != gone]
+
+        wait_for(there, START_S, "a deputy")
+        (self.directory,) = there()
+        self.machine = next(each for each in machines if self._is_there(each))
+        wait_for(self._is_whole, START_S, "all that the coordinator is")
+
+    def _is_whole(self) -> bool:
+        changes = [row.change for row in self.rows(MemberRow) if row.node.startswith("deputy")]
+        return changes[-1:] == ["joined"]
+
+    @staticmethod
+    def _is_there(machine: Machine) -> bool:
+        return any("deputy" in role_of(pid) for pid in machine.pids())
+
+    def rows(self, table: type[Any]) -> list[Any]:
+        if not (self.directory / "run.sqlite").exists():
+            return []
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            return reader.rows(table)
+
+    def trained(self) -> int:
+        return sum(row.examples for row in self.rows(ProgressRow))
+
+    def leads(self) -> None:
+        """Wait until it has taken over, and training goes on."""
+        last = lambda: [row.text for row in self.rows(EventRow) if "by its deputy" in row.text]  # noqa: E731
+        before = len(last())
+        wait_for(lambda: len(last()) > before, START_S, "a takeover")
+        trained = self.trained()
+        wait_for(lambda: self.trained() > trained, START_S, "training to go on")
+
+    def interrupt(self) -> str:
+        """Ctrl-C at its machine ends the run; nothing of what it calls trained is missing. Returns what it said."""
+        self.machine.process.send_signal(signal.SIGINT)
+        _, said = self.machine.finish()
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
+            assert not any(part.missed for part in audit(reader).parts)
+            assert not reader.rows(LossRow)
+        return said
+
+
+def first_machine(found: Cluster) -> list[int]:
+    """The launching process, its nursery, and all that is forked from that."""
+    (nursery,) = children(found.run.process.pid)
+    return [found.run.process.pid, nursery, *children(nursery)]
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
+    """And is resumed from where its deputy has kept it."""
+    with cluster(tmp_path, 3, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        send(first_machine(found), signal.SIGKILL)
+        second.leads()
+        said = second.interrupt()
+        assert f"the run goes on from this one, in {second.directory}" in said
+        assert f"squall resume {second.directory} goes on with it" in said
+    again = Started(second.directory, "resume", str(second.directory), "--machines", "1", "--copies", "1")
+    try:
+        again.goes_on()
+        again.process.send_signal(signal.SIGINT)
+        assert again.finish()[0] == 130
+    finally:
+        again.process.kill()
+        again.process.communicate()
+
+
+@deep.only
+@pytest.mark.parametrize("strategy", ["downpour", "synchronous", "elastic_averaging"])
+def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) -> None:
+    """Each time the one with the coordinator: it has another deputy soon."""
+    with cluster(tmp_path, 4, "--strategy", strategy, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        send(first_machine(found), signal.SIGKILL)
+        second.leads()
+        others = [each for each in found.machines if each is not second.machine]
+        third = Second(found, others, gone=second.directory)
+        second.machine.signal(signal.SIGKILL)
+        second.machine.finish()
+        found.machines.remove(second.machine)
+        third.leads()
+        third.interrupt()
+
+
+@deep.only  # the old one asks for half a minute
+def test_a_first_machine_that_comes_back_is_refused(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        stopped = first_machine(found)
+        send(stopped, signal.SIGSTOP)
+        second.leads()
+        send(stopped, signal.SIGCONT)
+        status, _, err = found.run.finish()
+        assert status == 1
+        assert "others may go on with the run" in err
+        trained = second.trained()
+        wait_for(lambda: second.trained() > trained, START_S, "training to go on")
+        second.interrupt()
+
+
+def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
+    """It cannot know whether the first one trains on."""
+    with cluster(tmp_path, 2, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        send(first_machine(found), signal.SIGKILL)
+        _, said = second.machine.finish()
+    assert "fewer than half of all machines are here" in said
+    assert list((second.directory / "snapshots").iterdir())
