@@ -64,9 +64,10 @@ class Copies:
         there = self._placing.there(machine)
         return [node for node in there if node.role == "backup" and Node("shard", node.index) in there]
 
-    def can_take_over(self, shard: Node) -> bool:
+    def can_take_over(self, shard: Node, without: int | None = None) -> bool:
+        """`without`: a machine that is lost."""
         backup = self._there.get(shard)
-        return backup is not None and backup.whole and backup.node in self._placing.on
+        return backup is not None and backup.whole and self._placing.on.get(backup.node) not in (None, without)
 
     def half(self, shard: Node) -> Node | None:
         """Its backup, if that is there and cannot take over."""

@@ -17,6 +17,8 @@ from squall.protocol.policy import Policy
 
 
 class Losing(NamedTuple):
+    """A machine that is lost as soon as the deputy is parted with: its own, or one behind which the run goes back."""
+
     machine: int
     why: str
     believed: bool  # what its shards have taken for true
@@ -34,7 +36,7 @@ class Deputies:
         self.wake_at: float | None = None  # when they are asked again
         self._ask_until = 0.0
         self._pid, self._address = -1, ""
-        self.losing: Losing | None = None  # its machine, which is lost as soon as it is parted with
+        self.losing: Losing | None = None
         self._without: dict[int, None] = {}  # machines that never follow it
         self._with: dict[int, None] = {}  # that do
 
@@ -103,7 +105,7 @@ class Deputies:
         """It takes over nothing any more, though it may be there."""
         assert self.node is not None
         effects: list[Effect] = [CopyTo(None), Forget(self.node)]
-        if self.losing is None:
+        if self.losing is None or self.losing.machine != self.machine:
             effects.append(Send(Node("nursery", self._placing.on[self.node]), KillProcess(self.node)))
         self._begin(None)
         return effects

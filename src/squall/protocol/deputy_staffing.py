@@ -40,10 +40,16 @@ class DeputyStaffing(MachineStaffing):
         deputy, losing = self.deputies.node, self.deputies.losing
         effects += [*self.deputies.leave(), notes.MemberLeft(deputy)]
         self._placing.vacate(deputy)
-        if self._needs(deputy):
-            self._replacing.replace(deputy, now, at_once=True)
         if losing is not None:
             self._on_machine_lost(losing.machine, losing.why, now, effects, losing.believed)
+        self._have_another(deputy, now, effects)
+
+    def _have_another(self, deputy: Node, now: float, effects: list[Effect]) -> None:
+        """In the place of this one, if the run has not ended."""
+        if self.phase is Phase.ENDED:
+            return
+        if self._needs(deputy):
+            self._replacing.replace(deputy, now, at_once=True)
         self._start_due(now, effects)
         self._see_off(now, effects)
 
@@ -68,6 +74,4 @@ class DeputyStaffing(MachineStaffing):
             self._snapshots.begin_anew(self._ledger(), effects)  # what was written lies on that machine
         elif self.phase is Phase.RUNNING:
             self._snapshot_at = now
-        if self._needs(deputy):
-            self._replacing.replace(deputy, now, at_once=True)
-            self._start_due(now, effects)
+        self._have_another(deputy, now, effects)

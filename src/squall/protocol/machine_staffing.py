@@ -181,7 +181,9 @@ class MachineStaffing(Staffing):
         """`believed`: what its shards have taken for true may go on elsewhere."""
         if self.phase is Phase.ENDED or machine not in self._placing.rooms:
             return
-        if machine == self.deputies.machine:
+        shards = [node for node in self._placing.there(machine) if node.role == "shard"]
+        goes_on = all(believed and self._copies.can_take_over(shard, without=machine) for shard in shards)
+        if self.deputies.whole and (machine == self.deputies.machine or not goes_on):
             self.deputies.losing = Losing(machine, why, believed)
             self.deputies.part(f"machine {machine} was lost: {why}", now)
             self._part(now, effects)
@@ -193,7 +195,7 @@ class MachineStaffing(Staffing):
         effects.append(notes.MachineDied(machine, tuple(nodes), why))
         text = f"machine {machine} was lost: {why}"
         shards = [node for node in nodes if node.role == "shard"]
-        if not all(believed and self._copies.can_take_over(shard) for shard in shards):
+        if not goes_on:
             effects += [notes.MemberDied(node, text) for node in shards]
             self._go_back(f"{text}; it had {_shards(nodes)}", effects, gone)
             return

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pickle
 import random
+from collections.abc import Callable
 
 from squall.protocol.backup import TakeCopy
 from squall.protocol.copied import Copied
@@ -149,6 +150,17 @@ class Backups:
         if shard in self._ends:
             world.kill(shard, notice_s=math.inf)
             lose_under_way(world, lambda sender, to: shard in (sender, to))
+
+    def led(self, machine: Callable[[Node], int]) -> None:
+        """Another coordinator leads, and does not know of shards that the one before was to move.
+
+        `machine`: of a node.
+        """
+        for shard in self._moved.keys() - self._there:
+            del self._moved[shard]
+            if any((shard, machine(shard)) == told[:2] for told in self._told):  # it had been moved there before
+                self._moved[shard] = machine(shard)
+                self._there.add(shard)
 
     def successor(self, shard: Node) -> BackupPhantom | None:
         """What the shard's backup has kept, if the shard goes on from that."""

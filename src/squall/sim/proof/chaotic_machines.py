@@ -53,8 +53,9 @@ def parts_of(seed: int) -> Parts:
 
 @cache
 def rooms(
-    seed: int, machines: int, replicas: int, shards: int, parts: Parts, copies: int = 1
+    seed: int, machines: int, replicas: int, shards: int, parts: Parts, copies: int = 1, deputy: bool = False
 ) -> tuple[MachineRoom, ...]:  # fmt: skip
+    """With a deputy any machine may be the last one, and has room for a replica."""
     chance = random.Random(f"{seed} rooms")
     on: list[list[Node]] = [[] for _ in range(machines)]
     late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
@@ -75,6 +76,8 @@ def rooms(
         spare = [0] * machines
     if held[0] < parts.number:
         spare[0] = parts.number - held[0]
+    if deputy:
+        spare = [max(more, 1 - has) for more, has in zip(spare, held)]
     return tuple(MachineRoom(i, held[i] + spare[i], tuple(on[i])) for i in range(machines))
 
 

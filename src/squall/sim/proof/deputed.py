@@ -67,6 +67,7 @@ class Deputies:
         self._hosts: dict[Node, DeputyPhantom] = {}
         self._known: set[Node] = set()  # nurseries that know where the deputy of now is, or was that leads
         self._redirected: set[int] = set()  # machines whose processes know where the coordinator is
+        self._told: set[tuple[Node, Placed]] = set()  # processes that know where it is
         self._ends: Node | None = None  # the deputy in whose place the coordinator that starts goes on
         self._votes: dict[Node, dict[int, bool]] = {}  # deputy -> machine -> whether that follows it
         self._voters: dict[Node, int] = {}  # deputies that may take over -> machines that there were
@@ -154,7 +155,8 @@ class Deputies:
         """A process hears it of its nursery, and calls the coordinator there."""
         self._redirected.add(nursery.index)
         for node, process in list(world.processes.items()):
-            if process.home == nursery != node != COORDINATOR:
+            if process.home == nursery != node != COORDINATOR and (node, placed) not in self._told:
+                self._told.add((node, placed))
                 world.post(node, FrameArrived(nursery, Frame(0, 0, placed)))
                 world.post(node, PeerReached(COORDINATOR))
                 world.post(COORDINATOR, PeerReached(node))

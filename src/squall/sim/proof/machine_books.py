@@ -43,7 +43,7 @@ class MachineBooks:
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
         self._joined: dict[int, tuple[int, int]] = {}  # machines of which word has come: room, and in which message
         self._leaving: dict[int, None] = {}
-        self._begun = self._over = False
+        self._begun = self.over = False  # the second: nobody is started any more
         self._behind = False  # a coordinator has still to do what the one before it has not
 
     def watch(self, node: Node, what: Event | Effect) -> None:
@@ -61,7 +61,7 @@ class MachineBooks:
     def _check_owed(self) -> None:
         ending = set(map(self._slot, self._ending))
         owed = [slot for slot in self._owed if slot not in ending]
-        if not self._begun or self._over or not owed:
+        if not self._begun or self.over or not owed:
             return
         taken = [machine for on in self._at.values() for machine in on]
         free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
@@ -89,9 +89,9 @@ class MachineBooks:
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
                 self._rooms.pop(machine, None)
             case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
-                self._over = True
+                self.over = True
             case StopRequested() | TrainingOver() | End() | Remark(kind="nonfinite"):
-                self._over = True
+                self.over = True
 
     def _on_sent(self, node: Node, sent: Transmit) -> None:
         message = sent.frame.message
@@ -122,4 +122,4 @@ class MachineBooks:
             case Replaced():
                 self._told.setdefault(sent.to.index, sent.frame.number)
             case Stop() if sent.to.role != "nursery":
-                self._over |= self._leaving.keys().isdisjoint(self._at.get(sent.to.index, []))
+                self.over |= self._leaving.keys().isdisjoint(self._at.get(sent.to.index, []))

@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 from heapq import heapify
 from itertools import permutations
+from typing import Any
 
+from squall.protocol.closing import Phase
 from squall.protocol.effects import Effect, KillMembers, StartMember
 from squall.protocol.events import (
     Event,
@@ -185,6 +187,9 @@ class WorldMachines:
             machine, self.books.told_ended = self.books.told_ended, None
             if there := self.there(machine):
                 raise Broken("I11", f"machine {machine} knows that it was replaced, and {there[0]} goes on")
+        if node == COORDINATOR and self.home != NURSERY:  # a deputy that nobody follows stops the run as it leads
+            linked: Any = self._world.processes[COORDINATOR].linked
+            self.books.over |= linked.machine.phase is not Phase.RUNNING
         self.books.watch(node, what)
 
     def watch_shown(self, node: Node, what: Event | Effect) -> None:

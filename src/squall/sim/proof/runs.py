@@ -180,6 +180,7 @@ class ChaoticRun(ABC):
         linked = journal.succeed()
         self._coordinator = cast("LoopCoordinator", linked.machine)
         self.deputies.check_lead(before.node, self._coordinator)
+        self.backups.led(self.hosts.machine)
         fresh = self._retelling.goes_on(before.first, before.said)
         self.hosts.notes = self._retelling.notes
         for effect in before.said:
