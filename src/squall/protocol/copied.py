@@ -114,19 +114,32 @@ class Copied(Journaled):
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         self._now = now
-        if type(event) is PeerReached:  # what is held for it is sent again, behind what a connection before has lost
-            self._held = deque(
-                each for each in self._held if not (isinstance(each[1], Transmit) and each[1].to == event.node)
-            )
         entered = self._backup is not None and not self._of_backup(event, now)
         brought = self._brought(event)
-        released = [each for each in self._left if isinstance(each, RECORDED)]  # before those that are held
+        released: list[Effect] = [
+            each for each in self._left if isinstance(each, RECORDED)
+        ]  # before those that are held
         self._left = [each for each in self._left if not isinstance(each, RECORDED)]
         effects = self._move(event, now) if self._succeeds and self._moves else super()._take(event, now)
+        if type(event) is PeerReached and self._held:
+            lost, effects = self._lost(event.node, effects)
+            released += lost
         if self._unheard:
             effects = self._settle_answers(event, effects)
         first = self._enter(event, now, brought) if entered else []
         return released + first + self._keep_back(effects)
+
+    def _lost(self, node: Node, effects: list[Effect]) -> tuple[list[Effect], list[Effect]]:
+        """What a connection before may have lost leaves at once; what has not left yet comes behind that, when it may.
+
+        It acknowledges nothing, of which the backup may not have all. Returns it, and the other effects.
+        """
+        held = {each.frame.number for _, each in self._held if isinstance(each, Transmit) and each.to == node}
+        again = [each for each in effects if isinstance(each, Transmit) and each.to == node and each.again]
+        lost: list[Effect] = [
+            replace(each, frame=replace(each.frame, seen=0)) for each in again if each.frame.number not in held
+        ]
+        return lost, [each for each in effects if each not in again]
 
     def _of_backup(self, event: Event, now: float) -> bool:
         """It has to do with the backup alone, which need not know of it."""

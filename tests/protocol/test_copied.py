@@ -1,0 +1,92 @@
+"""What a machine that is copied sends, and when: here its backup is a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall.protocol.copied import Copied, CopyTo
+from squall.protocol.copy_messages import Entry, Has
+from squall.protocol.effects import Effect, Send, Transmit
+from squall.protocol.events import CopyKnown, Event, FrameArrived, PeerReached, StopRequested
+from squall.protocol.frames import Frame
+from squall.protocol.messages import Join
+from squall.protocol.nodes import Node
+
+SHARD, BACKUP, PEER = Node("shard", 0), Node("backup", 0), Node("replica", 0)
+
+
+class Speaker:
+    """Says Join(n) to its peer for each StopRequested("n")."""
+
+    node = SHARD
+    wake_at = None
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case StopRequested("copy"):
+                return [CopyTo(BACKUP, 1)]
+            case StopRequested(number):
+                return [Send(PEER, Join(int(number)))]
+        return []
+
+
+class NoJournal:
+    full = False
+
+    def add(self, event: Event, now: float) -> None: ...
+
+    def did(self, steps: int = 1) -> None: ...
+
+    def cut(self, linked: Any) -> None: ...
+
+
+class Line:
+    """The peer's connections: as `transports.streams`, each carries a number once, and none behind a higher one."""
+
+    def __init__(self) -> None:
+        self.copied = Copied(Speaker(), NoJournal())
+        self.entries = self.last = self.taken = 0
+        self.up = True
+        self.give(StopRequested("copy"))
+        self.give(CopyKnown(BACKUP, 1))
+
+    def give(self, event: Event) -> None:
+        for effect in self.copied.on(event, 0.0):
+            if isinstance(effect, Transmit) and effect.to == BACKUP and type(effect.frame.message) is Entry:
+                self.entries = effect.frame.message.number
+            if isinstance(effect, Transmit) and effect.to == PEER and self.up:
+                self.carry(effect.frame)
+
+    def carry(self, frame: Frame) -> None:
+        if frame.number > self.last:
+            assert frame.number == self.last + 1, "a connection has gaps, which nothing would fill"
+            self.last, self.taken = frame.number, max(self.taken, frame.number)
+
+    def has(self, entry: int) -> None:
+        self.give(FrameArrived(BACKUP, Frame(0, 0, Has(entry))))
+
+    def reach(self) -> None:
+        """Another connection, on which all begins that the peer has not acknowledged: it has done so with nothing."""
+        self.up, self.last = True, 0
+        self.give(PeerReached(PEER))
+
+
+@given(st.lists(st.sampled_from(["say", "say", "has", "break", "reach"]), max_size=30))
+def test_a_connection_carries_all_in_order_whatever_waits_for_the_backup(plan: list[str]) -> None:
+    line, said = Line(), 0
+    for step in plan:
+        if step == "say":
+            said += 1
+            line.give(StopRequested(str(said)))
+        elif step == "has":
+            line.has(line.entries // 2 + 1)
+        elif step == "break":
+            line.up = False
+        elif not line.up:
+            line.reach()
+    line.reach()
+    line.has(line.entries)
+    assert line.taken == said
