@@ -121,11 +121,11 @@ class Copied(Journaled):
         ]  # before those that are held
         self._left = [each for each in self._left if not isinstance(each, RECORDED)]
         effects = self._move(event, now) if self._succeeds and self._moves else super()._take(event, now)
+        if self._unheard:
+            effects = self._settle_answers(event, effects)
         if type(event) is PeerReached and self._held:
             lost, effects = self._lost(event.node, effects)
             released += lost
-        if self._unheard:
-            effects = self._settle_answers(event, effects)
         first = self._enter(event, now, brought) if entered else []
         return released + first + self._keep_back(effects)
 
