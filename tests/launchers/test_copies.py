@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import pytest
@@ -36,11 +36,17 @@ def role_of(pid: int) -> str:
     return " ".join(Path(f"/proc/{pid}/cmdline").read_text().split()[1:3])
 
 
-def wait_whole(run: Started, shards: int = 2) -> None:
+class Rows(Protocol):
+    """Whoever has a record."""
+
+    def rows(self, table: type[Any], /) -> list[Any]: ...
+
+
+def wait_whole(run: Rows, shards: int = 2) -> None:
     """Until each shard has a backup that can take over."""
 
     def whole() -> bool:
-        newest = {row.node: row.change for row in run.rows(MemberRow)}  # type: ignore[attr-defined]
+        newest = {row.node: row.change for row in run.rows(MemberRow)}
         return all(
             any(what == "joined" for node, what in newest.items() if node.startswith(f"backup-{index}."))
             for index in range(shards)

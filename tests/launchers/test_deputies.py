@@ -112,6 +112,7 @@ def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) 
         second.leads()
         others = [each for each in found.machines if each is not second.machine]
         third = Second(found, others, gone=second.directory)
+        wait_whole(second)
         second.machine.signal(signal.SIGKILL)
         second.machine.finish()
         found.machines.remove(second.machine)

@@ -37,7 +37,8 @@ class MemberNursery(Nursery):
         self._linked = Linked(NurseryMachine(Node("nursery", self._machine), job.site.pulse))
         self._site = job.site
         self._bell: Doorbell | None = None  # by which its processes hear where the coordinator is
-        self.moved = False  # that is on another machine than the run's first, which counts for nothing more
+        self._placed: Placed | None = None  # where that is, if it has moved
+        self.moved = False  # it has, and the run's first machine counts for nothing more
         self.end: End | None = None  # how all that ran here has ended, as far as is known here
         self.leaves = False  # this machine, in order
 
@@ -114,9 +115,11 @@ class MemberNursery(Nursery):
     def _redirect(self, placed: Placed) -> None:
         """Where the coordinator is now, to the processes of this machine; those to come inherit it."""
         self._leave_head()
-        if not self._site.has(COORDINATOR):
-            self._site.moved(COORDINATOR, placed.machine, self._site.called(placed.address))
-        self._line.admit(placed)
+        if placed != self._placed:  # it is said again, while another coordinator may be reached already
+            self._placed = placed
+            if not self._site.has(COORDINATOR):
+                self._site.moved(COORDINATOR, placed.machine, self._site.called(placed.address))
+            self._line.admit(placed)
         self._bell = self._bell or Doorbell(Node("nursery", self._machine), self._sockets)
         for child in self._children.values():
             if child.node != COORDINATOR:
