@@ -68,10 +68,16 @@ class Second:
         return said
 
 
-def first_machine(found: Cluster) -> list[int]:
-    """The launching process, its nursery, and all that is forked from that."""
+def stop_first_machine(found: Cluster) -> list[int]:
+    """All that is forked from the nursery, that, and the launching process: nobody sees the others stand still."""
     (nursery,) = children(found.run.process.pid)
-    return [found.run.process.pid, nursery, *children(nursery)]
+    pids = [*children(nursery), nursery, found.run.process.pid]
+    send(pids, signal.SIGSTOP)
+    return pids
+
+
+def lose_first_machine(found: Cluster) -> None:
+    send(stop_first_machine(found), signal.SIGKILL)
 
 
 def send(pids: list[int], number: int) -> None:
@@ -85,7 +91,7 @@ def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
         found.event("started")
         wait_whole(found.run)
         second = Second(found, found.machines)
-        send(first_machine(found), signal.SIGKILL)
+        lose_first_machine(found)
         second.leads()
         said = second.interrupt()
         assert f"the run goes on from this one, in {second.directory}" in said
@@ -108,7 +114,7 @@ def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) 
         found.event("started")
         wait_whole(found.run)
         second = Second(found, found.machines)
-        send(first_machine(found), signal.SIGKILL)
+        lose_first_machine(found)
         second.leads()
         others = [each for each in found.machines if each is not second.machine]
         third = Second(found, others, gone=second.directory)
@@ -126,8 +132,7 @@ def test_a_first_machine_that_comes_back_is_refused(tmp_path: Path) -> None:
         found.event("started")
         wait_whole(found.run)
         second = Second(found, found.machines)
-        stopped = first_machine(found)
-        send(stopped, signal.SIGSTOP)
+        stopped = stop_first_machine(found)
         second.leads()
         send(stopped, signal.SIGCONT)
         status, _, err = found.run.finish()
@@ -144,7 +149,7 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
         found.event("started")
         wait_whole(found.run)
         second = Second(found, found.machines)
-        send(first_machine(found), signal.SIGKILL)
+        lose_first_machine(found)
         _, said = second.machine.finish()
     assert "fewer than half of all machines are here" in said
     assert list((second.directory / "snapshots").iterdir())
