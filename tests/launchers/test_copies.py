@@ -167,7 +167,7 @@ class Elsewhere:
 
 def test_a_state_of_other_classes_is_refused(tmp_path: Path) -> None:
     for other in (Elsewhere(), os.getpid, partial(print, "said")):
-        with pytest.raises(pickle.UnpicklingError, match="is in no shard"):
+        with pytest.raises(pickle.UnpicklingError, match="is in no such state"):
             whole.machine(pickle.dumps(other))
-    with pytest.raises(TypeError, match="deque is no shard"):
+    with pytest.raises(TypeError, match="deque is no machine that is copied"):
         whole.machine(pickle.dumps(deque([1])))

@@ -90,8 +90,8 @@ class Nursery:
 
     def _close_listeners(self, own: Node | None = None) -> None:
         if self._job.site is not None:
-            keep = backups.succeeded(self._job) if own is None else [own, Node(own.role, own.index)]
-            self._job.site.close_listeners(keep)
+            mine = () if own is None else (own, Node(own.role, own.index))
+            self._job.site.close_listeners(mine or backups.succeeded(self._job))
 
     def watch(self) -> None:
         """Until all children are gone."""
@@ -202,8 +202,8 @@ class Nursery:
         """Kill the processes that did not answer to a stop, or did not leave when all was over: they hang."""
         self._deadline = None
         if self._end is None:
-            reason = f"{self._stopping}; the coordinator did not answer and was killed, so that nothing was saved"
-            self._end = {"status": "interrupted", "reason": reason}
+            why = "the coordinator did not answer and was killed, so that nothing was saved"
+            self._end = {"status": "interrupted", "reason": f"{self._stopping}; {why}"}
         self._kill_all()
 
     def _ended(self) -> None:
@@ -231,8 +231,7 @@ class Nursery:
             self._lose(child, code)
 
     def _done(self, child: Child) -> None:
-        """It has come to its end, for which who goes on in its place may wait."""
-        if child.node.role in ("backup", "deputy"):
+        if child.node.role in ("backup", "deputy"):  # who goes on in its place waits for its end
             self._tell(ProcessEnded(child.node, "it has ended"))
 
     def _lose(self, child: Child, code: int) -> None:

@@ -234,7 +234,7 @@ def make_host(
         assert channel is not None
         recorder = CoordinatorHost(job, channel, clock)
         made = _around(recorder, job)
-        made = CopiedHost(made, recorder, job) if has_deputy(job) else made
+        made = CopiedHost(made, job) if has_deputy(job) else made
         if job.journal is not None:
             job.journal.keeps = made.keeps
             recorder.take_again(made, job.journal.carried_out)

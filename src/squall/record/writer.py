@@ -117,10 +117,6 @@ class Record:
             self._backlog.clear()
         self._again_at = -math.inf
 
-    def image(self) -> bytes:
-        """The file, as of the last commit."""
-        return self._db.serialize()
-
     def _make(self, table: type[Row]) -> None:
         """Make a table, or add the columns that it did not have when the record was begun."""
         self._db.execute(_schema(table))
@@ -248,8 +244,9 @@ class Record:
 
     def skips(self, leases: Iterable[int]) -> list[SkipRow]:
         """The examples of these leases that scripts left out, as far as they are written."""
-        names = ", ".join(map(str, leases))
-        return [SkipRow(*row) for row in self._read(f"SELECT * FROM skip WHERE lease IN ({names})")]
+        return [
+            SkipRow(*row) for row in self._read(f"SELECT * FROM skip WHERE lease IN ({', '.join(map(str, leases))})")
+        ]
 
     def _read(self, query: str, *values: str) -> list[Any]:
         try:
@@ -272,10 +269,9 @@ class Record:
                 key = (row.alike(), row.time_s // width_s)
                 kept[key] = (place, kept[key][1].merged(row) if key in kept else row)
             self._db.execute(f"DELETE {where}", (behind, upto_s))
-            columns = ", ".join(column for column, _ in _COLUMNS[table])
-            marks = ", ".join("?" for _ in _COLUMNS[table])
+            columns = ", ".join(["rowid", *(column for column, _ in _COLUMNS[table])])
             rows = [(place, *_values(row)) for place, row in kept.values()]
-            self._db.executemany(f"INSERT INTO {name} (rowid, {columns}) VALUES (?, {marks})", rows)
+            self._db.executemany(f"INSERT INTO {name} ({columns}) VALUES (?{', ?' * len(_COLUMNS[table])})", rows)
         self._thinned[table] = max([self._thinned.get(table, 0), *(place for place, _ in kept.values())])
 
     def rewind(self, time_s: float, first_lease: int, next_lease: int, leases: Sequence[int]) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import NamedTuple, get_args
@@ -62,9 +64,9 @@ class Kept(NamedTuple):
 class CopiedHost(HostAround):
     """The coordinator's, outermost: packs what all of them know."""
 
-    def __init__(self, host: Host, recorder: CoordinatorHost, job: Job) -> None:
+    def __init__(self, host: Host, job: Job) -> None:
         super().__init__(host)
-        self._recorder, self._directory, self._scratch = recorder, job.directory, job.scratch
+        self._directory, self._scratch = job.directory, job.scratch
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, CopyTo):
@@ -73,7 +75,8 @@ class CopiedHost(HostAround):
 
     def _pack(self, deputy: Node, state: bytes) -> CopyKnown:
         assert self._scratch is not None
-        found = {"state": state, "kept": pickle.dumps(self.keeps()), "record": self._recorder.record.image()}
+        with closing(sqlite3.connect(self._directory / "run.sqlite")) as record:  # what waits is in what hosts know
+            found = {"state": state, "kept": pickle.dumps(self.keeps()), "record": record.serialize()}
         found |= {name: path.read_bytes() for name in FILES if (path := self._directory / name).exists()}
         path = whole.path_of(self._scratch, deputy)
         path.unlink(missing_ok=True)

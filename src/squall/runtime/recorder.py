@@ -29,11 +29,9 @@ from squall.runtime.left_out import LeftOut
 from squall.runtime.machines import left_out
 from squall.runtime.optimizers import state_name
 from squall.runtime.pauses import Pauses
-from squall.runtime.snapshot import Manifest, Snapshots
+from squall.runtime.snapshot import SNAPSHOTS, Manifest, Snapshots
 from squall.runtime.thinning import Thinning
 from squall.runtime.told import rows_of_work, rows_told
-
-RECORD = "run.sqlite"  # file in the run's directory
 
 
 class CoordinatorHost(Host):
@@ -52,12 +50,11 @@ class CoordinatorHost(Host):
             self._begin(job)
         else:
             self.__dict__.update(kept)
-            self.record.path = job.directory / RECORD  # another machine has another one
-            self._snapshots.directory = Snapshots(job.directory).directory
+            self.record.path, self._snapshots.directory = job.directory / "run.sqlite", job.directory / SNAPSHOTS
             self.record.go_on()
 
     def _begin(self, job: Job) -> None:
-        self.record = Record(job.directory / RECORD)
+        self.record = Record(job.directory / "run.sqlite")
         if job.restored is not None and isinstance(waiting := job.restored.manifest.rows, bytes):
             self.record.take_in(job.restored.manifest.number, waiting)
         self._pauses = Pauses(self.record, job)
@@ -139,18 +136,17 @@ class CoordinatorHost(Host):
     def perform(self, effect: Effect, now: float) -> Event | None:
         self._now = self._clock() if self._clock is not None and not self._again else now
         self.record.told += 1
-        if isinstance(effect, notes.Note):
-            self._note(effect)
-            if isinstance(effect, notes.Urgent) and not self._again:
-                self._commit(force=True)
-            return None
         match effect:
+            case _ if isinstance(effect, notes.Note):
+                self._note(effect)
             case PublishSnapshot():
                 self._publish(effect)
             case End():
                 self._finish(effect)
             case _:
                 raise AssertionError(f"the coordinator cannot {effect!r}")
+        if isinstance(effect, notes.Urgent) and not self._again:
+            self._commit(force=True)
         return None
 
     @property
@@ -160,8 +156,7 @@ class CoordinatorHost(Host):
     def _training_s(self, at: float) -> float:
         if self._begun is None:
             return self._trained_s
-        until = at if self._stopped is None else min(at, self._stopped)
-        return self._trained_s + max(0.0, until - self._begun)
+        return self._trained_s + max(0.0, (at if self._stopped is None else min(at, self._stopped)) - self._begun)
 
     def _note(self, note: notes.Note) -> None:
         match note:
@@ -269,10 +264,7 @@ class CoordinatorHost(Host):
         self._event("snapshot", f"snapshot {effect.number} in {path}")
 
     def _secured(self) -> bytes | UnsetType:
-        """Write all rows before the snapshot appears: a run that goes on from it takes its ledger's word for the rest.
-
-        Those that cannot be written now are returned, and travel in the manifest.
-        """
+        """Write all rows before the snapshot appears. Those that cannot be written are returned, to travel in it."""
         if self._again:
             return UNSET
         try:

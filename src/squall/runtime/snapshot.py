@@ -34,6 +34,7 @@ from squall.record.rows import KEEP
 from squall.runtime.states import by_element, put_together
 from squall.vector import Layout
 
+SNAPSHOTS = "snapshots"  # folder in the run's directory
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK)  # what file systems say that have none, or no more
 
 
@@ -108,7 +109,7 @@ class Snapshots:
     """The snapshots of one run."""
 
     def __init__(self, run_directory: Path) -> None:
-        self.directory = run_directory / "snapshots"
+        self.directory = run_directory / SNAPSHOTS
         self.elsewhere = False  # they are made on another machine
 
     def write_shard(self, number: int, shard: int, shards: int, store: ShardPart) -> SnapshotWritten:

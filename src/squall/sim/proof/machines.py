@@ -97,7 +97,13 @@ class WorldMachines:
         """The coordinator's machine is there, or others may yet go on without it."""
         if self.home in self._world.processes:
             return True
-        return self._deputy and any(self.there(machine) for machine in self.rooms if machine not in self.gone)
+        able = (machine for machine in self.rooms if machine not in self.gone and self._cares(machine))
+        return self._deputy and any(map(self.there, able))
+
+    def _cares(self, machine: int) -> bool:
+        """Its nursery has not ended."""
+        nursery = self._world.processes.get(Node("nursery", machine))
+        return nursery is not None and nursery.end is None
 
     def has(self, machine: int) -> bool:
         return Node("nursery", machine) in self._world.processes
@@ -188,8 +194,8 @@ class WorldMachines:
             if there := self.there(machine):
                 raise Broken("I11", f"machine {machine} knows that it was replaced, and {there[0]} goes on")
         if node == COORDINATOR and self.home != NURSERY:  # a deputy that nobody follows stops the run as it leads
-            linked: Any = self._world.processes[COORDINATOR].linked
-            self.books.over |= linked.machine.phase is not Phase.RUNNING
+            coordinator: Any = self._world.processes.get(COORDINATOR)
+            self.books.over |= coordinator is not None and coordinator.linked.machine.phase is not Phase.RUNNING
         self.books.watch(node, what)
 
     def watch_shown(self, node: Node, what: Event | Effect) -> None:

@@ -85,9 +85,9 @@ class Trial:
         self._watch = watch
         self._clocks = {f.part: Clock(f.rate, f.offset_s) for f in chaos.faults if isinstance(f, Skew)}
         self._rate = self._clocks.get(Role.of(COORDINATOR), Clock()).rate
-        self._stop_within_s = (STOP_WITHIN_S + SAVE_WITHIN_S) / self._rate + SLACK_S
-        to_come = (fault for fault in chaos.faults if not isinstance(fault, Skew))
-        self._to_come = deque(sorted(to_come, key=lambda fault: fault.at))
+        # A deputy has to hear of it, and may stand still.
+        self._stop_within_s = math.inf if chaos.deputy else (STOP_WITHIN_S + SAVE_WITHIN_S) / self._rate + SLACK_S
+        self._to_come = deque(sorted((f for f in chaos.faults if not isinstance(f, Skew)), key=lambda fault: fault.at))
         self._lived_s = 0.0  # in earlier lives
         self._touched = COORDINATOR
         self._rotten = Rotten(allowed(chaos.seed, chaos.recipe))
