@@ -107,7 +107,7 @@ def add_kinds(parser: argparse.ArgumentParser) -> None:
     for kind, what in (
         ("answers", "nothing is trained, as squall predict"),
         ("copies", "each shard has a backup"),
-        ("deputies", "so has the coordinator (worlds of what no run does yet)"),
+        ("deputies", "so has the coordinator"),
     ):
         kinds.add_argument(
             f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=f"of this kind: {what}"
