@@ -153,3 +153,14 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
         _, said = second.machine.finish()
     assert "fewer than half of all machines are here" in said
     assert list((second.directory / "snapshots").iterdir())
+
+
+@deep.only
+def test_a_run_goes_on_where_no_deputy_can_be(tmp_path: Path) -> None:
+    """There is no directory for its record."""
+    (tmp_path / "runs").touch()
+    with cluster(tmp_path, 2, *COPIED) as found:
+        found.event("warning", "the coordinator goes on without one")
+        found.run.goes_on()
+        found.run.process.send_signal(signal.SIGINT)
+        assert found.run.finish()[0] == 130

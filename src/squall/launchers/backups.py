@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from squall.protocol.events import ProcessEnded
@@ -18,6 +18,8 @@ from squall.runtime.legacy import Legacy, shared_memory
 from squall.runtime.lock import take
 from squall.runtime.machines import COORDINATOR_BYTES
 from squall.transports.opening import listening
+
+DIRECTORIES_AT_MOST = 100  # of one run on a machine
 
 
 def succeeded(job: Job) -> list[Node]:
@@ -55,14 +57,12 @@ def _begin_deputy(job: Job, deputy: Node) -> None:
 
 def _new_directory(run: str, machine: int) -> Path:
     """Where the user of this machine finds the run, if it goes on from here; what is there of another is left alone."""
-    for number in count(1):
-        path = Path("runs", f"{run}.machine-{machine}" + (f"-{number}" if number > 1 else "")).absolute()
-        try:
+    for name in ("", *(f"-{number}" for number in range(2, DIRECTORIES_AT_MOST + 1))):
+        path = Path("runs", f"{run}.machine-{machine}{name}").absolute()
+        with suppress(FileExistsError):
             path.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError
+            return path
+    raise OSError(f"there are {DIRECTORIES_AT_MOST} directories like {path} already: remove some")
 
 
 def _lead(job: Job, deputy: Node) -> Job:

@@ -119,6 +119,8 @@ class MemberNursery(Nursery):
             self._placed = placed
             if not self._site.has(COORDINATOR):
                 self._site.moved(COORDINATOR, placed.machine, self._site.called(placed.address))
+                lost = f"the run's first machine is lost: the run goes on from machine {placed.machine}"
+                self._attendant.say(kind="told", text=lost)
             self._line.admit(placed)
         self._bell = self._bell or Doorbell(Node("nursery", self._machine), self._sockets)
         for child in self._children.values():

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -277,7 +278,10 @@ def tell(node: Node, job: Job, sockets: Path, error: BaseException) -> int:
     if loader_killed(error):
         return LOST
     blame(error, node, job)
-    tell_raised(sockets, node, encode(error))
+    if node.role == "deputy":  # the run goes on without one
+        traceback.print_exception(error)
+    else:
+        tell_raised(sockets, node, encode(error))
     return RAISED
 
 
