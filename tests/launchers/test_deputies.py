@@ -155,6 +155,21 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
     assert list((second.directory / "snapshots").iterdir())
 
 
+def test_a_first_machine_that_loses_its_nursery_leaves_the_run_to_the_others(tmp_path: Path) -> None:
+    """It does not begin again beside them."""
+    with cluster(tmp_path, 3, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        (nursery,) = children(found.run.process.pid)
+        os.kill(nursery, signal.SIGKILL)
+        second.leads()
+        status, _, err = found.run.finish()
+        assert status == 1
+        assert "the other machines go on with the run" in err
+        second.interrupt()
+
+
 @deep.only
 def test_a_run_goes_on_where_no_deputy_can_be(tmp_path: Path) -> None:
     """There is no directory for its record."""

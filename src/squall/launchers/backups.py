@@ -39,6 +39,8 @@ def prepare(job: Job, node: Node, ends: Node | None, here: Collection[Node]) -> 
         _begin_deputy(job, node)
     elif ends is not None and node == COORDINATOR:
         return _lead(job, ends)
+    elif node == COORDINATOR and job.journal is None and job.site is not None and not job.site.has(COORDINATOR):
+        raise OSError("nobody has left what a coordinator needs to go on here")
     elif ends is not None:
         _take_over(job, node, ends)
     return job
@@ -49,7 +51,8 @@ def _begin_deputy(job: Job, deputy: Node) -> None:
     assert job.site is not None
     remove_unused(job)
     directory = _new_directory(job.directory.name, job.site.machine)
-    job.deputies[deputy] = Kept(Journal(shared_memory(Journal.size(COORDINATOR_BYTES))), directory)
+    lock = take(directory, os.getppid())  # held by all that are forked from here
+    job.deputies[deputy] = Kept(Journal(shared_memory(Journal.size(COORDINATOR_BYTES))), directory, lock)
     job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
     if DEPUTY not in job.site.listeners:
         job.site.listeners[DEPUTY] = listening()
@@ -70,7 +73,6 @@ def _lead(job: Job, deputy: Node) -> Job:
         raise OSError(f"what {deputy} had kept is gone")
     assert job.site is not None
     kept = job.deputies.pop(deputy)
-    take(kept.directory, os.getppid())  # held by all that are forked from here, to their end
     listener = job.site.listeners[COORDINATOR] = job.site.listeners.pop(DEPUTY)
     job.site.moved(COORDINATOR, job.site.machine, ("localhost", listener.getsockname()[1]))
     return replace(job, journal=kept.journal, directory=kept.directory)
@@ -80,6 +82,7 @@ def remove_unused(job: Job) -> None:
     """What deputies have kept here, of whom nobody goes on."""
     for kept in job.deputies.values():
         shutil.rmtree(kept.directory, ignore_errors=True)
+        os.close(kept.lock)
     job.deputies.clear()
 
 

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from squall.protocol.nodes import Node
+from squall.protocol.nursery_messages import Placed
 from squall.runtime.processes import killed_first
 
 
@@ -18,6 +19,7 @@ class Child:
     turn: int  # of a replica, in which it takes a GPU
     ordered: bool = False  # the coordinator wants its end, or it hangs
     why: str = ""  # of that
+    told: Placed | None = None  # where the coordinator is, if that has moved
 
     @classmethod
     def watched(cls, node: Node, pid: int, turn: int) -> Child:

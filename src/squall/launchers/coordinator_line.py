@@ -44,6 +44,9 @@ class Line(Protocol):
     def admit(self, placed: Placed) -> None:
         """The coordinator, or its deputy, is called there from now on."""
 
+    def forget(self, deputy: Node) -> None:
+        """Nobody is called any more where it was."""
+
     def leave(self) -> None:
         """In a process that was forked: close what belongs to the nursery."""
 
@@ -95,6 +98,9 @@ class PipeLine:
     def admit(self, placed: Placed) -> None:
         """The coordinator tells its own nursery where it is, as it tells others."""
 
+    def forget(self, deputy: Node) -> None:
+        """Whom its own nursery hears as any process."""
+
     def leave(self) -> None:
         self._pipe.connection.close()
 
@@ -141,6 +147,9 @@ class StreamLine:
 
     def admit(self, placed: Placed) -> None:
         self._streams.admit(placed.node, placed.machine, placed.address)
+
+    def forget(self, deputy: Node) -> None:
+        self._streams.forget(deputy)
 
     def leave(self) -> None:
         """Forks have no part in streams."""

@@ -212,6 +212,19 @@ class Head:
         """What it has gathered machines for."""
         return self._guests is not None and self._guests.begun
 
+    @property
+    def others_go_on(self) -> bool:
+        """Without this machine: they have a deputy of the coordinator, and are most."""
+        machines = self._guests.machines.values() if self._guests is not None else ()
+        return self._wanted.copies > 1 and self._relay is None and sum(m.step is Step.BEGUN for m in machines) > 2
+
+    def leave(self) -> None:
+        """The others go on without this machine, and hear no more of it."""
+        assert self._guests is not None
+        for number, pipe in self._others():
+            pipe.connection.close()
+            del self._guests.machines[number]
+
     def renew(self, own: ControlPipe) -> None:
         """Another nursery is in the place of the one here."""
         assert self._guests is not None

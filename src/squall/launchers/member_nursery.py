@@ -12,7 +12,7 @@ from squall.launchers.coordinator_line import PipeLine, StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
 from squall.launchers.orders import OVER
 from squall.launchers.schedules import give_schedules
-from squall.protocol.effects import Admit, Effect, End
+from squall.protocol.effects import Admit, Effect, End, Forget
 from squall.protocol.events import Event, LauncherLost, LeaveRequested, ProcessesSeen, Started
 from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
@@ -20,6 +20,7 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
 from squall.protocol.nursery_messages import Placed
 from squall.runtime.job import Job
+from squall.runtime.snapshot import Snapshots
 from squall.transports.doorbell import Doorbell
 
 
@@ -107,6 +108,8 @@ class MemberNursery(Nursery):
                 self._over(effect)
             case Admit(node, machine, address):
                 self._line.admit(Placed(node, machine, address))
+            case Forget(node):
+                self._line.forget(node)
             case Redirect(placed):
                 self._redirect(placed)
             case _:
@@ -123,9 +126,9 @@ class MemberNursery(Nursery):
                 self._attendant.say(kind="told", text=lost)
             self._line.admit(placed)
         self._bell = self._bell or Doorbell(Node("nursery", self._machine), self._sockets)
-        for child in self._children.values():
-            if child.node != COORDINATOR:
-                self._bell.ring(child.node, encode(Frame(0, 0, placed)))
+        for child in self._children.values():  # one that starts hears no bell yet
+            if child.node != COORDINATOR and child.told != placed:
+                child.told = placed if self._bell.ring(child.node, encode(Frame(0, 0, placed))) else None
 
     def _replace(self, node: Node, ends: Node | None = None) -> None:
         if node == COORDINATOR and isinstance(self._line, StreamLine):
@@ -143,8 +146,9 @@ class MemberNursery(Nursery):
         assert self.end is not None
         if not self._site.has(COORDINATOR):
             return self.end
-        how = "" if self.end.status == "finished" else f": squall resume {self._job.directory} goes on with it"
-        said = self.end.reason or OVER.reason
+        said, how = self.end.reason or OVER.reason, ""
+        if self.end.status != "finished" and Snapshots(self._job.directory).numbers():
+            how = f": squall resume {self._job.directory} goes on with it"
         return End(self.end.status, f"{said}; it is kept in {self._job.directory}{how}")
 
     def _leave_head(self) -> None:

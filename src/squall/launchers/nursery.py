@@ -221,9 +221,9 @@ class Nursery:
     def _reap(self, child: Child) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         os.close(child.handle)
-        if child.node == COORDINATOR:
+        if child.node.role in ("coordinator", "deputy"):
             self._hear()  # its last words
-        elif child.ordered and not raised(self._sockets, child.node):
+        if child.node != COORDINATOR and child.ordered and not raised(self._sockets, child.node):
             return self._tell(backups.ended(self._job, child.node, self._lookout.explain(code)))
         if code == DONE:
             self._done(child)

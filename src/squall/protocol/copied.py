@@ -135,11 +135,14 @@ class Copied(Journaled):
         It acknowledges nothing, of which the backup may not have all. Returns it, and the other effects.
         """
         held = {each.frame.number for _, each in self._held if isinstance(each, Transmit) and each.to == node}
-        again = [each for each in effects if isinstance(each, Transmit) and each.to == node and each.again]
-        lost: list[Effect] = [
-            replace(each, frame=replace(each.frame, seen=0)) for each in again if each.frame.number not in held
-        ]
-        return lost, [each for each in effects if each not in again]
+        lost: list[Effect] = []
+        others: list[Effect] = []
+        for each in effects:
+            if not (isinstance(each, Transmit) and each.to == node and each.again):
+                others.append(each)
+            elif each.frame.number not in held:
+                lost.append(replace(each, frame=replace(each.frame, seen=0)))
+        return lost, others
 
     def _of_backup(self, event: Event, now: float) -> bool:
         """It has to do with the backup alone, which need not know of it."""
@@ -179,6 +182,8 @@ class Copied(Journaled):
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if type(event) is MessageArrived and type(event.message) is Has:
             self._has = max(self._has, event.message.number)
+        elif type(event) is CopyKnown and not event.size:
+            effects += self._copy_to(CopyTo(None)) if self._backup == event.backup else ()
         elif type(event) is CopyKnown:
             if self._queued is not None and self._backup == event.backup:
                 payload = Payload("copy", event.backup, event.size, 0, self.machine.node.index)

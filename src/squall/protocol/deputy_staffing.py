@@ -13,15 +13,18 @@ from squall.protocol.closing import Phase
 from squall.protocol.copy_messages import CopyJoined
 from squall.protocol.effects import Effect, Forget, Send
 from squall.protocol.heartbeats import BEGIN_WITHIN_S
+from squall.protocol.machine import Refusal
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.messages import Stop
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import Node, is_address
 
 
 class DeputyStaffing(MachineStaffing):
     def _on_deputy_joined(self, deputy: Node, message: CopyJoined, now: float, effects: list[Effect]) -> None:
         if self._placing.on.get(deputy) is None:
             return  # another one is in its place
+        if not is_address(message.address, False):
+            raise Refusal(f"it says that it is called at {message.address!r}, which is no number and port")
         self._replacing.joined(deputy, now)
         effects += [Send(deputy, Stop())] if self.phase is Phase.ENDED else self.deputies.joined(deputy, message)
 
@@ -59,6 +62,8 @@ class DeputyStaffing(MachineStaffing):
         before, self._placing.home = self.home, placed.machine
         self._placing.vacate(deputy)
         self._unwritten.clear()
+        if self.policy.goal.keep:
+            self._evaluations.best.value = None  # those weights lie on that machine
         self.policy = replace(self.policy, goes_back=False)  # who would begin it again was there
         where = f"machine {placed.machine}, by its deputy"
         why = f"machine {before} was lost"

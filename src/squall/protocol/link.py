@@ -137,7 +137,10 @@ class Linked:
         if frame.message is None:
             return
         if not frame.number:
-            self._take_in(sender, frame.message, now, effects)
+            if isinstance(frame.message, (*UNORDERED, Placed)):
+                self._take_in(sender, frame.message, now, effects)
+            else:
+                self._refuse(sender, f"it says {type(frame.message).__name__} without a number", now, effects)
             return
         self._owe_ack(link, now)
         if frame.number > link.seen + 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from squall.protocol.effects import Admit, Effect, End, KillMember, KillMembers, Send, StartMember
+from squall.protocol.effects import Admit, Effect, End, Forget, KillMember, KillMembers, Send, StartMember
 from squall.protocol.epoch_messages import Abandon, Follow, Voted
 from squall.protocol.events import (
     ActivitySeen,
@@ -70,6 +70,7 @@ class NurseryMachine:
         self._behind: dict[Node, StartProcess] = {}  # backups that are to end, and who goes on from each
         self._ended: set[Node] = set()  # backups that have
         self._votes: dict[Node, bool] = {}  # whether it follows a deputy, for ever
+        self._deputies: dict[Node, int] = {}  # that it calls, and their machines
         self._followed = False  # there is a deputy, which may ask this
         self._moved: Placed | None = None  # the coordinator, which began elsewhere
         self._leaving = False
@@ -146,10 +147,15 @@ class NurseryMachine:
             case Follow(deputy):
                 return self._on_follow(sender, deputy, now)
             case Abandon(deputy):
-                return [Send(sender, Voted(deputy, self._votes.setdefault(deputy, False)))]
+                vote = Send(sender, Voted(deputy, self._votes.setdefault(deputy, False)))
+                return [vote, *([] if self._votes[deputy] else self._forget(deputy))]
             case Placed(Node("deputy") as deputy, machine, address):
                 self._followed = True
-                return [Admit(deputy, machine, address)]
+                before = [effect for other in list(self._deputies) for effect in self._forget(other)]
+                if self._votes.get(deputy) is False:
+                    return before
+                self._deputies[deputy] = machine
+                return [*before, Admit(deputy, machine, address)]
             case Placed():
                 self._heartbeats.heard(COORDINATOR, now)
                 self._moved = message
@@ -182,6 +188,11 @@ class NurseryMachine:
             case Stop():
                 return [End("left" if self._leaving else "finished")]
         raise AssertionError(f"{self.node} does not know {message!r}")
+
+    def _forget(self, deputy: Node) -> list[Effect]:
+        """Who answers where it was called is no coordinator of this machine's. Its own nursery hears it to its end."""
+        machine = self._deputies.pop(deputy, self.node.index)
+        return [] if machine == self.node.index else [Forget(deputy)]
 
     def _on_follow(self, sender: Node, deputy: Node, now: float) -> list[Effect]:
         """Only where nothing is heard of the coordinator here either."""

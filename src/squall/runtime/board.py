@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from squall.protocol.hangs import Sight, Work
-from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
+from squall.protocol.nodes import COORDINATOR, DEPUTY, Node, shard_nodes
 from squall.protocol.nursery_messages import Spent
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Board:
     def __init__(self, replicas: int, shards: int, now: float, backups: int = 0) -> None:
         slots = [Node("replica", slot) for slot in range(replicas)]
         self._nodes = [*slots, Node("evaluator", replicas), *shard_nodes(shards), COORDINATOR]
-        self._nodes += [Node("backup", index) for index in range(backups)]
+        self._nodes += [*(Node("backup", index) for index in range(backups)), *([DEPUTY] if backups else [])]
         self._numbers = {(node.role, node.index): number for number, node in enumerate(self._nodes)}
         self._columns = _BY_PEER + len(self._nodes)
         memory = mmap.mmap(-1, 8 * len(self._nodes) * self._columns)

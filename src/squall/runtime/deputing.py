@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import closing
@@ -21,7 +22,7 @@ from pathlib import Path, PosixPath
 from typing import NamedTuple, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from squall.protocol.backup import TakeCopy
 from squall.protocol.copied import Copied, CopyTo
@@ -40,6 +41,7 @@ from squall.runtime.job import Job
 from squall.runtime.journal import Journal
 from squall.runtime.left_out import LeftOut
 from squall.runtime.pauses import Pauses
+from squall.runtime.places import RUN_BYTES
 from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.snapshot import Snapshots
 from squall.runtime.thinning import Thinning
@@ -59,6 +61,7 @@ class Kept(NamedTuple):
 
     journal: Journal
     directory: Path  # of the run then
+    lock: int  # that keeps others from it
 
 
 class CopiedHost(HostAround):
@@ -75,14 +78,15 @@ class CopiedHost(HostAround):
 
     def _pack(self, deputy: Node, state: bytes) -> CopyKnown:
         assert self._scratch is not None
-        with closing(sqlite3.connect(self._directory / "run.sqlite")) as record:  # what waits is in what hosts know
-            found = {"state": state, "kept": pickle.dumps(self.keeps()), "record": record.serialize()}
-        found |= {name: path.read_bytes() for name in FILES if (path := self._directory / name).exists()}
-        path = whole.path_of(self._scratch, deputy)
-        path.unlink(missing_ok=True)
-        save_file({name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in found.items()}, path)
-        path.chmod(0o600)
-        return CopyKnown(deputy, path.stat().st_size)
+        try:
+            with closing(sqlite3.connect(self._directory / "run.sqlite")) as record:  # hosts know what waits
+                found = {"state": state, "kept": pickle.dumps(self.keeps()), "record": record.serialize()}
+            found |= {name: path.read_bytes() for name in FILES if (path := self._directory / name).exists()}
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            sys.stderr.write(f"squall: warning: the record cannot be copied to a deputy: {error}\n")
+            return CopyKnown(deputy, 0)
+        tensors = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in found.items()}
+        return whole.packed(self._scratch, deputy, tensors, RUN_BYTES)
 
 
 class DeputyHost(Host):

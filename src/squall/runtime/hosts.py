@@ -172,8 +172,9 @@ class ShardHost(Host):
         numbers = self._legacy.numbers
         if numbers.lacking:
             raise ProcessLost(f"shard {self._index} has an optimizer whose state cannot be copied: leave copies out")
-        path = whole.path_of(self._scratch, backup)
-        return CopyKnown(backup, whole.write(path, state, self.store, numbers, self._before + numbers.updates, waiting))
+        tensors = whole.of_shard(state, self.store, numbers, self._before + numbers.updates, waiting)
+        most = whole.bytes_at_most(self.store.stop - self.store.start, self.store.arena.shape)
+        return whole.packed(self._scratch, backup, tensors, most)
 
     def rest(self) -> None:
         if self._copying is not None:

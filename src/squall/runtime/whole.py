@@ -16,6 +16,7 @@ import io
 import mmap
 import os
 import pickle
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from squall.protocol.copied import Copied
 from squall.protocol.effects import Payload
+from squall.protocol.events import CopyKnown
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
 from squall.runtime.legacy import Numbers
@@ -46,10 +48,31 @@ def path_of(scratch: Path, backup: Node) -> Path:
     return scratch / f"whole-{backup}"
 
 
-def write(
-    path: Path, state: bytes, store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]
-) -> int:  # fmt: skip
-    """The file of a shard, whose numbers have so many updates. Returns its size. `lying`: pushes that wait."""
+def packed(scratch: Path, backup: Node, tensors: Mapping[str, Tensor], most: int) -> CopyKnown:
+    """In a file for the backup, in the place of those for backups before it. Of no size where that cannot be.
+
+    One that is still on its way is mapped, and is not lost with its name.
+    """
+    for older in scratch.glob(f"whole-{backup.role}-{backup.index}.*"):
+        older.unlink(missing_ok=True)
+    path = path_of(scratch, backup)
+    try:
+        save_file(dict(tensors), path)
+        path.chmod(0o600)
+        if (size := path.stat().st_size) <= most:
+            return CopyKnown(backup, size)
+        why = f"it takes {size / 1e9:.1f} GB"
+    except Exception as error:  # safetensors has an error type of its own for a full disk
+        why = f"{type(error).__name__}: {error}"
+    path.unlink(missing_ok=True)
+    sys.stderr.write(f"squall: warning: {backup.role} {backup.index} cannot be given all that it needs: {why}\n")
+    return CopyKnown(backup, 0)
+
+
+def of_shard(
+    state: bytes, store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]
+) -> dict[str, Tensor]:  # fmt: skip
+    """What is in the file of a shard, whose numbers have so many updates. `lying`: pushes that wait."""
     tensors = {
         "state": torch.frombuffer(bytearray(state), dtype=torch.uint8),
         "updates": torch.tensor([updates]),
@@ -59,10 +82,7 @@ def write(
     for each in lying:
         name = f"{each.kind}.{each.slot}.{each.buffer}"
         tensors[name] = store.arena.gradient(each.slot, each.buffer)[store.start : store.stop].clone()
-    path.unlink(missing_ok=True)  # an earlier one may still be on its way
-    save_file(tensors, path)
-    path.chmod(0o600)
-    return path.stat().st_size
+    return tensors
 
 
 class Whole(NamedTuple):

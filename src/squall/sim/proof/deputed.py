@@ -14,7 +14,7 @@ from squall.protocol.backup import TakeCopy
 from squall.protocol.closing import Phase
 from squall.protocol.copied import Copied, CopyTo
 from squall.protocol.copy_messages import CopyKept
-from squall.protocol.effects import Admit, Effect, End, Payload, PublishSnapshot, StartMember, Transmit
+from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, StartMember, Transmit
 from squall.protocol.epoch_messages import Voted
 from squall.protocol.events import CopyTaken, Event, FrameArrived, PeerReached, ProcessEnded
 from squall.protocol.frames import Frame
@@ -84,7 +84,7 @@ class Deputies:
             return False
         other = to if sender == COORDINATOR else sender
         if other.role == "nursery":
-            return other.index != self.home and other not in self._known
+            return other.index not in (self.home, *self._redirected) and other not in self._known
         return other.role != "deputy" and self._machine(other) not in self._redirected
 
     def clear(self, world: World, node: Node, there: Callable[[int], list[Node]]) -> None:
@@ -125,6 +125,8 @@ class Deputies:
                 self._known.add(node)
                 world.post(node, PeerReached(deputy))
                 world.post(deputy, PeerReached(node))
+            case Forget(Node("deputy")) if node.role == "nursery":
+                self._known.discard(node)
             case Redirect(placed):
                 self._redirect(world, node, placed)
             case Transmit(_, Frame(message=Voted(deputy, follows))):
