@@ -6,17 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squall.protocol.check import check
+from squall.protocol.copy_messages import Has
 from squall.protocol.effects import Effect, End, Forget, Send, Transmit
 from squall.protocol.events import (
     Event,
     FrameArrived,
     MessageArrived,
+    PeerReached,
     PeerRefused,
     PeersHeard,
     StopRequested,
     TimePassed,
 )
-from squall.protocol.frames import Frame
+from squall.protocol.frames import LOST, Frame
 from squall.protocol.link import ACK_AFTER_S, EARLY_AT_MOST, RESEND_AFTER_S, RESEND_AT_MOST_S, Linked
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Dropped, Join
@@ -148,6 +150,35 @@ def test_a_coordinator_tells_itself() -> None:
     talker = Talker(COORDINATOR, A)
     Linked(talker).on(PeerRefused(A, "nonsense"), 0.0)
     assert talker.events == [MessageArrived(COORDINATOR, Refused(A, "nonsense"))]
+
+
+def test_what_has_no_number_acknowledges_nothing_and_the_newest_of_it_is_said_again() -> None:
+    """Whoever says it may have taken what its backup has not."""
+
+    class Backing(Talker):
+        def on(self, event: Event, now: float) -> list[Effect]:
+            match event:
+                case StopRequested(number):
+                    return [Send(self.peer, Has(int(number)))]
+            return super().on(event, now)
+
+    linked = Linked(Backing(A, B))
+    linked.on(FrameArrived(B, Frame(1, 0, Join(7))), 0.0)
+    for number in ("1", "2"):
+        (said,) = linked.on(StopRequested(number), 0.0)
+        assert isinstance(said, Transmit)
+        assert said.frame == Frame(0, 0, Has(int(number)))
+    newest = Transmit(B, Frame(0, 0, Has(2)))
+    assert newest in linked.on(PeerReached(B), 0.0)
+    assert newest in linked.on(FrameArrived(B, Frame(LOST, 0)), 0.0)
+    assert newest not in linked.on(TimePassed(), RESEND_AFTER_S)
+
+
+def test_what_should_have_a_number_is_refused_without_one() -> None:
+    linked = Linked(Talker(A, B))
+    effects = linked.on(FrameArrived(B, Frame(0, 0, Join(7))), 0.0)
+    assert Forget(B) in effects
+    assert any(isinstance(each, Transmit) and isinstance(each.frame.message, Refused) for each in effects)
 
 
 def test_a_reply_acknowledges() -> None:

@@ -41,12 +41,6 @@ def taken_twice(original: Any, backup: Backup, now: float) -> list[Effect]:
     return original(backup, now)
 
 
-def said_once(original: Any, backup: Backup, now: float) -> Effect:
-    said = original(backup, now)
-    backup._say_at = None
-    return said
-
-
 def numbers_brought_late(original: Any, copied: Copied, effects: list[Effect]) -> list[Effect]:
     """When the message leaves, and not when it was to leave."""
     found = original(copied, effects)
@@ -75,7 +69,6 @@ FAULTS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
     "a backup makes no updates": Planted(wrapped(Backup, "_enter", updates_left_out), 60, "I23 I6"),
     "a backup makes updates twice": Planted(wrapped(Backup, "_enter", taken_twice), 100, "I2 I6"),
-    "a backup says once what it has": Planted(wrapped(Backup, "_say", said_once), 100, "I5"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 100, "I6"),
     "numbers are brought to their place as the message leaves": Planted(
         wrapped(Copied, "_keep_back", numbers_brought_late), 100, "I6 AssertionError"),

@@ -6,14 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from squall.protocol import backup, copied
 from squall.protocol.deputies import Deputies
 from squall.protocol.deputy import Deputy
 from squall.protocol.deputy_staffing import DeputyStaffing
-from squall.protocol.effects import Apply, Effect, Send, StartMember, Transmit
-from squall.protocol.link import Linked
+from squall.protocol.effects import Apply, Effect, Send, StartMember
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
@@ -67,24 +65,16 @@ def loses_no_machine(
         original(staffing, machine, why, *given, **named)
 
 
-def acknowledges_at_once(original: Any, linked: Linked, send: Send, now: float) -> Transmit:
-    """Also what the deputy does not have."""
-    said = original(linked, send, now)
-    return replace(said, frame=replace(said.frame, seen=linked._link(send.to).seen)) if not said.frame.number else said
-
-
 def without_asking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deputies, "parted", property(lambda deputies: bool(deputies.parting)))
 
 
 FAULTS = {
     "a nursery forgets how it has voted": Planted(
-        wrapped(NurseryMachine, "_on_message", forgets_its_vote), 20, "I25 I12"),
+        wrapped(NurseryMachine, "_on_message", forgets_its_vote), 60, "I25 I12"),
     "a coordinator parts with its deputy and asks nobody": Planted(without_asking, 40, "I25"),
     "a deputy leads where half of the machines follow it": Planted(wrapped(Deputy, "on", at_half), 40, "I25"),
     "a deputy leads and nobody follows it": Planted(wrapped(Deputy, "_look", leads_at_once), 20, "I25 I12"),
-    "a message without a number acknowledges what the deputy does not have": Planted(
-        wrapped(Linked, "_send", acknowledges_at_once), 200, "I5"),
     "the record does not wait for the deputy": Planted(
         lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20"),
     "a deputy keeps no record": Planted(lambda patch: patch.setattr(backup, "REPEATED", (Apply,)), 20, "I26"),

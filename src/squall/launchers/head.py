@@ -62,9 +62,7 @@ class Head:
         self._owe: set[int] = set()  # machines whose schedules are awaited
         self.heard_at = 0.0  # when another machine has said something last
 
-    def gather(
-        self, own: ControlPipe, task: bytes, directory: Path, snapshot: int | None, lock: int
-    ) -> None:  # fmt: skip
+    def gather(self, own: ControlPipe, task: bytes, directory: Path, snapshot: int | None, lock: int) -> None:
         """From now on machines are let in; each gets the task. `own` leads to the nursery here.
 
         Raises `ValueError` for a task that is too large to be sent.
@@ -220,10 +218,8 @@ class Head:
 
     def leave(self) -> None:
         """The others go on without this machine, and hear no more of it."""
-        assert self._guests is not None
-        for number, pipe in self._others():
-            pipe.connection.close()
-            del self._guests.machines[number]
+        for number, _ in self._others():
+            self._lose(number)
 
     def renew(self, own: ControlPipe) -> None:
         """Another nursery is in the place of the one here."""
