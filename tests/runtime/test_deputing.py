@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squall.protocol.backup import TakeCopy
@@ -35,8 +35,8 @@ class Moving:
         self._one, self._other = one, other
         self._directory = other / "run"
         self._directory.mkdir()
-        self._journal = Journal(bytearray(1 << 24))
-        there = replace(job(other), scratch=other, deputies={DEPUTY: Kept(self._journal, self._directory)})
+        self._journal = Journal(bytearray(1 << 20))
+        there = replace(job(other), scratch=other, deputies={DEPUTY: Kept(self._journal, self._directory, -1)})
         self._there = replace(there, journal=self._journal, directory=self._directory)
         self.deputy = DeputyHost(there, DEPUTY, lambda recorder, job: recorder)
         self._begun = 0
@@ -58,6 +58,8 @@ class Moving:
     def lead(self) -> None:
         """Over the rest of the story."""
         self._journal.kept = pickle.loads(pickle.dumps(self.deputy._host.keeps()))  # type: ignore[union-attr]
+        for before in (self.deputy._host, self.first._host):
+            before.record._db.close()  # type: ignore[union-attr]
         host = CoordinatorHost(self._there, self.first.channel, lambda: now)
         host.take_again(host, [])
         for number in range(self.first._told, len(STORY)):
@@ -78,6 +80,7 @@ def state() -> bytes:
     return pickle.dumps(linked)
 
 
+@settings(max_examples=25)  # each makes three records
 @given(places, places, st.sets(places))
 def test_a_deputys_record_is_the_coordinators(begins: int, leads: int, commits: set[int]) -> None:
     with TemporaryDirectory() as one, TemporaryDirectory() as other, TemporaryDirectory() as third:
