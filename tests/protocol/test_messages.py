@@ -78,7 +78,7 @@ def test_a_frame_that_is_cut_short_is_refused(frame: Frame, data: st.DataObject)
         [1],
         ["1", 0, None],
         [1.5, 0, None],
-        [-2, 0, None],
+        [-3, 0, None],
         [1, -1, None],
         [1, 0, ["nonsense", 1]],
         [1, 0, ["join", "7"]],

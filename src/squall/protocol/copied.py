@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
 from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, Moved, PeerReached, TimePassed, pack
-from squall.protocol.frames import LOST, Frame
+from squall.protocol.frames import HAVE, LOST, Frame
 from squall.protocol.link import Link
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Exchange, Exchanged, SnapshotPiece, SnapshotTaken
@@ -148,7 +148,7 @@ class Copied(Journaled):
         """It has to do with the backup alone, which need not know of it."""
         match event:
             case FrameArrived(sender, frame):  # what it tells a coordinator beside that is an entry as well
-                copy = frame.number < 0 or (frame.number > 0 and not self.takes(sender, frame.number))
+                copy = frame.number == LOST or (frame.number > 0 and not self.takes(sender, frame.number))
                 return copy or (sender == self._backup and (frame.message is None or type(frame.message) is Has))
             case PeerReached(node):
                 return node == self._backup
@@ -280,7 +280,8 @@ class Copied(Journaled):
             if isinstance(effect, Transmit) and effect.to in self._unheard and effect.payload is not None:
                 effect = Transmit(effect.to, Frame(LOST, effect.frame.seen))
             found.append(effect)
-        if type(event) is FrameArrived and event.sender in self._unheard:
+        # A copy of something may have been on its way before it was asked.
+        if type(event) is FrameArrived and event.sender in self._unheard and event.frame.number == HAVE:
             del self._unheard[event.sender]
             if (link := self._links.get(event.sender)) is not None:
                 found += self._anew(event.sender, link)

@@ -16,6 +16,7 @@ from squall.protocol.messages import Count
 from squall.protocol.sandblaster import messages as sandblaster
 
 LOST = -1  # the sender may lack what it has not acknowledged: send it again
+HAVE = -2  # the answer to that: what has come of what the other has sent
 MAX_FRAME_BYTES = 4 * 1024 * 1024  # a view of 50,000 members fits; anything larger is not ours
 
 Message = (
@@ -31,10 +32,10 @@ UNORDERED = (nursery_messages.Alive, copy_messages.Has, *epoch_messages.Message.
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a wire carries: a numbered message, one that is `UNORDERED` (number 0), or an acknowledgement alone.
 
-    That has number 0, or `LOST`, and no message.
+    That has number 0, `LOST` or `HAVE`, and no message.
     """
 
-    number: Annotated[int, msgspec.Meta(ge=LOST, le=1 << 53)]  # 1, 2, 3 ... per link and direction
+    number: Annotated[int, msgspec.Meta(ge=HAVE, le=1 << 53)]  # 1, 2, 3 ... per link and direction
     seen: Count  # highest number received in order on this link
     message: Message | None = None
 

@@ -28,7 +28,7 @@ from squall.protocol.events import (
     PeersHeard,
     TimePassed,
 )
-from squall.protocol.frames import LOST, UNORDERED, Frame, Message
+from squall.protocol.frames import HAVE, LOST, UNORDERED, Frame, Message
 from squall.protocol.machine import Awaiting, Machine, Refusal
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Heard, Placed, Refused
@@ -131,9 +131,8 @@ class Linked:
                 link.resend_due = now + link.pause
                 self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
         if frame.number == LOST:
-            if not unacked:
-                effects.append(Transmit(sender, Frame(0, link.seen)))  # it may ask what has come
             self._say_all_again(sender, link, now, effects)
+            effects.append(Transmit(sender, Frame(HAVE, link.seen)))
         if frame.message is None:
             return
         if not frame.number:
