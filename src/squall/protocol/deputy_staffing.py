@@ -62,8 +62,6 @@ class DeputyStaffing(MachineStaffing):
         before, self._placing.home = self.home, placed.machine
         self._placing.vacate(deputy)
         self._unwritten.clear()
-        if self.policy.goal.keep:
-            self._evaluations.best.value = None  # those weights lie on that machine
         self.policy = replace(self.policy, goes_back=False)  # who would begin it again was there
         where = f"machine {placed.machine}, by its deputy"
         why = f"machine {before} was lost"

@@ -190,7 +190,6 @@ class ChaoticRun(ABC):
                 self.watch(self.hosts.now(), COORDINATOR, effect)
         held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
         journal.keeps = held.keeps
-        self.hosts.best, self._least = None, math.inf  # those weights lie on the machine that is lost
         return linked, held
 
     def _taken_over(self, shard: Node, before: BackupPhantom) -> tuple[Linked, Host]:
