@@ -158,7 +158,8 @@ class Stillness:
         if isinstance(what, KillMember) and what.why:
             still = self._still.get(what.node)
             waits = self._in_parts and what.node.role == "replica"
-            if not waits and (still is None or not still.since + AFTER_S <= now < still.until):
+            seen_s = AFTER_S - LOOK_EVERY_S  # at least: who was stopped shortly before as well may seem to be all along
+            if not waits and (still is None or not still.since + seen_s <= now < still.until):
                 raise Broken("I22", f"{what.node} is killed, and goes on by itself: {what.why}")
         for hung, still in self._still.items():
             if now > still.by and hung in self._world.processes and self._watches(hung):
