@@ -77,7 +77,7 @@ FAULTS = {
     "what was sent from another machine is sent again from this one": Planted(
         wrapped(Copied, "_settle_answers", what_lies_there), 100, "I6 I3 I7"),
     "a snapshot waits for a file that is gone with its machine": Planted(
-        wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 100, "I5"),
+        wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 160, "I5"),
     "a shard waits for a backup that has died": Planted(
         wrapped(Copies, "lost", lambda *given: None), 100, "I5 KeyError"),
     "nobody is told where a shard goes on": Planted(wrapped(Copies, "told", lambda *given: []), 100, "I5"),
