@@ -199,10 +199,11 @@ class Trial:
 
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
-        had, loses = self._excused, self._machines.silenced
-        if not excuses(self.chaos, end, had, self._deaths, loses, self._rotten.happened)[end.status]:
+        had = self._excused
+        if not excuses(self.chaos, end, had, self._deaths, self._machines.silenced, self._rotten.happened)[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
-        severed = had["Cut"] + had["Weather"] + had["Partition"]  # the coordinator may not have what has come
+        # The coordinator may not have what has come, or not say what waits for its deputy.
+        severed = had["Cut"] + had["Weather"] + had["Partition"] + self.chaos.deputy
         arrives = self._files.waited_for > self.world.now + SLACK_S
         if had["UserStop"] and UNSAVED in end.reason and arrives and not severed:
             raise Broken("I8", f"it ends without a snapshot, of which something has just come: {end.reason}")
