@@ -191,7 +191,7 @@ PLANTED: dict[str, Planted] = {
     "a group that breaks without a death is waited for": Planted(
         wrapped(CollectiveCoordinator, "_on_broken", nobody_tries_again), 50, "I5"),
     "members try again at once, where links take a second to come back": Planted(at_once, 50, "I5"),
-    "a round counts when the first member has finished it": Planted(wrapped(Rounds, "count", by_the_first), 400, "I1"),
+    "a round counts when the first member has finished it": Planted(wrapped(Rounds, "count", by_the_first), 2000, "I1"),
     "what some survivors have finished is dealt again": Planted(wrapped(Rounds, "settle", by_all), 100, "I7"),
     "what no survivor has finished is not dealt again": Planted(wrapped(Rounds, "give_back", nothing), 50, "I1"),
     "a newcomer is taken for one that has the weights": Planted(
