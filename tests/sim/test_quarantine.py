@@ -147,7 +147,7 @@ PLANTED = {
     "what is left out counts as trained": Planted(wrapped(Replica, "_on_skipped", counted_as_trained), 200, "I7"),
     "the record is not told of what is left out": Planted(
         wrapped(LoopCoordinator, "_quarantined", in_secret), 200, "I1"),
-    "a replica goes on before it is noted": Planted(wrapped(Replica, "_on_gradient", before_it_is_noted), 400, "I1"),
+    "a replica goes on before it is noted": Planted(wrapped(Replica, "_on_gradient", before_it_is_noted), 400, "I1 I7"),
 }  # fmt: skip
 
 
