@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 import squall
+from squall.export import quantize
 from squall.export.calls import call_with
 from squall.export.formats import Trained, format_of
 from squall.export.int8 import quantized
@@ -59,6 +62,23 @@ def test_convolutions_are_static_and_the_written_file_computes_in_integers(tmp_p
         expected = task.model(images())
         off = (onnx_module(tmp_path / "m.onnx")(images()) - expected).abs().max() / expected.abs().max()
     assert 1e-6 < off < 0.1
+
+
+@pytest.mark.parametrize(("instructions", "largest"), [("avx avx2", 64), ("avx avx2 avx512_vnni", 127), ("asimd", 127)])
+def test_weights_have_seven_bits_where_the_processor_would_saturate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instructions: str, largest: int
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {instructions}")
+    monkeypatch.setattr(quantize, "CPU", tmp_path / "cpuinfo")
+    task = classes(images(), model=convolutions())
+    format_of(Path("m.onnx")).write(
+        Trained(task.model.eval(), call_with(task, 5), call_with(task, 7)), tmp_path / "m.onnx"
+    )
+    quantizer = quantize.Quantizer(task, tmp_path / "m.onnx", tmp_path)
+    for way in quantize.WAYS:
+        graph = onnx.load(quantizer.write(way, quantizer.layers_of(way), batches=1)).graph
+        weights = [numpy_helper.to_array(each) for each in graph.initializer if each.data_type == onnx.TensorProto.INT8]
+        assert max(abs(each.astype(int)).max() for each in weights if each.ndim > 1) == largest
 
 
 class Spoilt(nn.Module):

@@ -3,13 +3,14 @@
 x = scale (q - zero point), where weights have a scale per output channel (Jacob et al. 2018, section 2). *Dynamic*:
 the scale of a layer's input is found as it comes, which costs a pass over it. *Static*: it is found before, from
 examples of the training set; convolutions can only be had so, for the dynamic ones of ONNX Runtime are several times
-slower than float. What a model gains by either depends on its layers, so both are made, and measured.
+slower than float. Processors without VNNI saturate where weights have all 8 bits, so they get 7 there. What a model gains by either depends on its layers, so both are made, and measured.
 """
 
 from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +26,7 @@ from squall.task import Task
 WAYS = {"dynamic": ("MatMul", "Gemm"), "static": ("MatMul", "Gemm", "Conv")}  # operators that they quantize
 PASSED_BY = ("Relu", "Clip", "MaxPool", "Reshape", "Flatten")  # integers go through them from layer to layer
 CALIBRATED = 256  # examples of the training set
+CPU = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Quantizer:
             library = imported("onnxruntime.quantization")
             path = self._folder / f"{way}.onnx"
             nodes = [layer.node for layer in layers]
-            common = {"per_channel": True, "weight_type": library.QuantType.QInt8}
+            common = {"per_channel": True, "weight_type": library.QuantType.QInt8, "reduce_range": _saturates()}
             if way == "dynamic":
                 nodes += [f"{node}_MatMul" for node in nodes]  # what this makes of each Gemm before it looks for them
                 library.quantize_dynamic(self._plain, path, nodes_to_quantize=nodes, **common)
@@ -96,6 +98,14 @@ class Quantizer:
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         return dict(zip(self._float.names, self._float.inputs(call.args, call.kwargs)))
+
+
+def _saturates() -> bool:
+    """Whether this processor (x86 without VNNI) adds two products of 8 bits in 16, where only those of 7 have room."""
+    with suppress(OSError):
+        instructions = CPU.read_text()
+        return "avx" in instructions and "vnni" not in instructions
+    return False
 
 
 def _layers(graph: Any) -> Iterator[Layer]:
