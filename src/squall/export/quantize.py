@@ -3,7 +3,8 @@
 x = scale (q - zero point), where weights have a scale per output channel (Jacob et al. 2018, section 2). *Dynamic*:
 the scale of a layer's input is found as it comes, which costs a pass over it. *Static*: it is found before, from
 examples of the training set; convolutions can only be had so, for the dynamic ones of ONNX Runtime are several times
-slower than float. Processors without VNNI saturate where weights have all 8 bits, so they get 7 there. What a model gains by either depends on its layers, so both are made, and measured.
+slower than float. What a model gains by either depends on its layers, so both are made, and measured. Processors
+without VNNI saturate where weights have all 8 bits, so they get 7 there.
 """
 
 from __future__ import annotations
