@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import closing
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
+from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_copies import COPIED, role_of, wait_whole
@@ -28,7 +30,7 @@ class Second:
         def there() -> list[Path]:
             return [path for path in (found.directory.parent / "runs").glob("*.machine-*") if path != gone]
 
-        wait_for(there, START_S, "a deputy")
+        wait_for(lambda: len(there()) == 1 and any(map(self._is_there, machines)), START_S, "a deputy")
         (self.directory,) = there()
         self.machine = next(each for each in machines if self._is_there(each))
         wait_for(self._is_whole, START_S, "all that the coordinator is")
@@ -46,6 +48,11 @@ class Second:
             return []
         with closing(Reader(self.directory / "run.sqlite")) as reader:
             return reader.rows(table)
+
+    def told(self, text: str, since: str = "") -> bool:
+        """The record has an event of this text, behind another one."""
+        texts = dropwhile(lambda told: since not in told, [row.text for row in self.rows(EventRow)])
+        return any(text in told for told in texts)
 
     def trained(self) -> int:
         return sum(row.examples for row in self.rows(ProgressRow))
@@ -85,14 +92,20 @@ def send(pids: list[int], number: int) -> None:
         os.kill(pid, number)
 
 
+def led_by_another(found: Cluster) -> Second:
+    """Its first machine is lost, and training goes on."""
+    found.event("started")
+    wait_whole(found.run)
+    second = Second(found, found.machines)
+    lose_first_machine(found)
+    second.leads()
+    return second
+
+
 def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
     """And is resumed from where its deputy has kept it."""
     with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
-        lose_first_machine(found)
-        second.leads()
+        second = led_by_another(found)
         said = second.interrupt()
         assert f"the run goes on from this one, in {second.directory}" in said
         assert f"squall resume {second.directory} goes on with it" in said
@@ -111,11 +124,41 @@ def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
 def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) -> None:
     """Each time the one with the coordinator: it has another deputy soon."""
     with cluster(tmp_path, 4, "--strategy", strategy, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
-        lose_first_machine(found)
-        second.leads()
+        second = led_by_another(found)
+        others = [each for each in found.machines if each is not second.machine]
+        third = Second(found, others, gone=second.directory)
+        wait_whole(second)
+        second.machine.signal(signal.SIGKILL)
+        second.machine.finish()
+        found.machines.remove(second.machine)
+        third.leads()
+        third.interrupt()
+
+
+@deep.only
+def test_the_first_machine_joins_the_run_again_and_gets_what_its_directory_lacks(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED) as found:
+        second = led_by_another(found)
+        with closing(Reader(found.directory / "run.sqlite")) as reader:
+            before = sum(row.examples for row in reader.rows(ProgressRow))
+        found.machines.append(again := found.join())  # loopback: the run listens where it did
+        wait_for(lambda: second.told("machine 3, with room"), START_S, "the first machine to join again")
+        wait_for(lambda: again.process.poll() is None and len(again.pids()) > 1, START_S, "processes on it")
+        second.interrupt()
+        _, said = again.finish()
+        assert f"{found.directory} has all of the run now" in said, said
+        with closing(Reader(found.directory / "run.sqlite")) as reader:
+            assert sum(row.examples for row in reader.rows(ProgressRow)) == second.trained() > before
+        assert Snapshots(found.directory).numbers() == Snapshots(second.directory).numbers()
+
+
+@deep.only
+def test_who_has_joined_a_run_that_went_on_is_a_machine_like_others(tmp_path: Path) -> None:
+    """With it there are three, of which the one with the coordinator may be lost."""
+    with cluster(tmp_path, 3, *COPIED) as found:
+        second = led_by_another(found)
+        found.machines.append(found.join())
+        wait_for(lambda: second.told("deputy 0", since="machine 3, with room"), START_S, "another deputy")
         others = [each for each in found.machines if each is not second.machine]
         third = Second(found, others, gone=second.directory)
         wait_whole(second)

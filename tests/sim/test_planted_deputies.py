@@ -15,7 +15,7 @@ from squall.protocol.effects import Apply, Effect, Send, StartMember
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
-from squall.protocol.nursery_messages import Placed, StartProcess
+from squall.protocol.nursery_messages import Leads, Placed, StartProcess
 from squall.sim.proof.backed import deputed
 from squall.sim.proof.soak import verdict
 from tests import deep
@@ -58,6 +58,13 @@ def tells_nobody(original: Any, staffing: DeputyStaffing, now: float, effects: l
     effects[:] = [each for each in effects if not (isinstance(each, Send) and isinstance(each.message, Placed))]
 
 
+def counts_those_that_are_there(original: Any, staffing: DeputyStaffing, now: float, effects: list[Effect]) -> None:
+    original(staffing, now, effects)
+    leads = [each for each in effects if isinstance(each, Send) and isinstance(each.message, Leads)]
+    for each in leads:
+        effects[effects.index(each)] = Send(each.to, Leads(len(staffing._placing.rooms)))
+
+
 def loses_no_machine(
     original: Any, staffing: MachineStaffing, machine: int, why: str, *given: Any, **named: Any
 ) -> None:
@@ -84,6 +91,8 @@ FAULTS = {
         wrapped(NurseryMachine, "on", redirects_nobody), 20, "I5"),
     "nurseries are not told where the coordinator is": Planted(
         wrapped(DeputyStaffing, "_on_moved", tells_nobody), 20, "I5"),
+    "a machine that joins gets the number of another": Planted(
+        wrapped(DeputyStaffing, "_on_moved", counts_those_that_are_there), 20, "I12"),
     "the machine of the coordinator before is not lost": Planted(
         wrapped(MachineStaffing, "_on_machine_lost", loses_no_machine), 20, "I5 AssertionError KeyError"),
 }  # fmt: skip

@@ -80,10 +80,14 @@ def _lead(job: Job, deputy: Node) -> Job:
 
 def remove_unused(job: Job) -> None:
     """What deputies have kept here, of whom nobody goes on."""
-    for kept in job.deputies.values():
-        shutil.rmtree(kept.directory, ignore_errors=True)
-        os.close(kept.lock)
-    job.deputies.clear()
+    for deputy in list(job.deputies):
+        _remove(job, deputy)
+
+
+def _remove(job: Job, deputy: Node) -> None:
+    kept = job.deputies.pop(deputy)
+    shutil.rmtree(kept.directory, ignore_errors=True)
+    os.close(kept.lock)
 
 
 def _begin(job: Job, backup: Node, here: Collection[Node]) -> None:
@@ -111,7 +115,9 @@ def _take_over(job: Job, shard: Node, backup: Node) -> None:
 
 
 def ended(job: Job, node: Node, why: str) -> ProcessEnded:
-    """A process that has ended without having been told to."""
+    """A process that has ended without having been told to, in whose place nobody goes on by itself."""
+    if node in job.deputies:
+        _remove(job, node)
     legacy = job.legacies.get(node.index) if node.role == "shard" else None
     return ProcessEnded(node, why, legacy is not None and legacy.numbers.torn)
 

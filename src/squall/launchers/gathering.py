@@ -6,33 +6,35 @@ many have joined as it wants. A run that moves is placed anew, on the machines t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from squall.errors import SquallError, TaskError
+from squall.launchers.files import give_files
 from squall.launchers.inventory import in_words, inventory
 from squall.launchers.member_messages import understood
-from squall.launchers.orders import LISTEN, Facts, give_files
-from squall.launchers.roster import Gathered, Launched, Step, Wanted
+from squall.launchers.orders import LISTEN, Facts
+from squall.launchers.roster import Gathered, Launched, Standing, Step, Wanted
 from squall.protocol.nodes import Node
 from squall.protocol.placing import places_taken
 from squall.record.inventory import Inventory
 from squall.runtime.placement import Parts, Seats, place
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
+from squall.transports.streams import Address
 
 
 class Gathering:
-    """On the head. `own` is its nursery."""
+    """On the head. `own` is the nursery of its machine."""
 
     def __init__(
-        self, own: Gathered, wanted: Wanted, recipe: Recipe, root: Identity, tell: Callable[[str], None]
+        self, own: Gathered, wanted: Wanted, recipe: Recipe | None, root: Identity, tell: Callable[[str], None]
     ) -> None:
-        self.machines = {0: own}
+        self.machines, self._own = {own.number: own}, own
         self.seats: Seats = {}
+        self._elsewhere: dict[str, Address] = {}  # of processes on machines that joined another head
         self._wanted = wanted
         self._recipe = recipe
         self._root = root
@@ -45,6 +47,16 @@ class Gathering:
         self.closing = False  # what ran has ended: nobody begins in it any more
         self._announced: dict[str, Any] = {}
         self._shut = False
+
+    def go_on(self, standing: Standing) -> None:
+        """With a run that has begun: all that join are late."""
+        own = self._own
+        own.facts, own.step, self.seats = standing.facts, Step.BEGUN, standing.seats
+        here = self._listening(own.number)
+        own.ports = {name: port for name, (_, port) in standing.addresses.items() if name in here}
+        self._elsewhere = {name: at for name, at in standing.addresses.items() if name not in here}
+        self._first, self.over = {own.number}, True
+        self._launched = Launched(standing.directory, None, -1)
 
     def add(self, machine: Gathered, task: bytes) -> None:
         """A machine has joined: it is given the task."""
@@ -69,18 +81,21 @@ class Gathering:
     def announce(self, said: dict[str, Any]) -> None:
         """Tell it to all other machines when they have begun."""
         self._announced = said
-        for number, machine in self.machines.items():
-            if number and machine.step is Step.BEGUN:
-                machine.pipe.say(**said)
+        for machine in [each for each in self._others if each.step is Step.BEGUN]:
+            machine.pipe.say(**said)
 
     def shut(self, status: str, reason: str) -> None:
         """The run is over: machines that have not begun come too late."""
         self._shut = True
-        for number, machine in list(self.machines.items()):
-            if number and machine.step < Step.BEGUN:
+        for machine in self._others:
+            if machine.step < Step.BEGUN:
                 machine.pipe.say(kind="kill", status=status, reason=reason)
                 machine.pipe.connection.close()
-                del self.machines[number]
+                del self.machines[machine.number]
+
+    @property
+    def _others(self) -> list[Gathered]:
+        return [machine for machine in self.machines.values() if machine is not self._own]
 
     def _waits(self) -> str:
         if self.begun:
@@ -119,7 +134,7 @@ class Gathering:
         """What ran is over: have it go on from this snapshot on the machines that stay."""
         assert self._launched is not None
         self._launched = self._launched._replace(snapshot=snapshot)
-        for machine in [m for m in self.machines.values() if m.number and (m.leaves or m.step is Step.BEGUN)]:
+        for machine in [each for each in self._others if each.leaves or each.step is Step.BEGUN]:
             del self.machines[machine.number]
             how = "has left" if machine.leaves else "is silent"
             machine.pipe.say(kind="kill", status="failed", reason="the run goes on without this machine")
@@ -142,17 +157,18 @@ class Gathering:
             case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-            case "unready" if number:
-                if machine.step < Step.BEGUN:  # else it was told to begin, and leaves in order when it has
-                    machine.pipe.connection.close()
-                    self.lose(number)
+            case "unready" if (
+                machine is not self._own and machine.step < Step.BEGUN
+            ):  # else it leaves when it has begun
+                machine.pipe.connection.close()
+                self.lose(number)
             case "placed" | "ready" if said.get("placing", 0) != self._placings:
                 pass  # since when all is different
             case "placed" if said["ports"].keys() == self._listening(number):
                 machine.ports = said["ports"]
             case "ready" if machine.step is Step.LAUNCHED:
                 machine.step = Step.READY
-            case "failed" if number:
+            case "failed" if machine is not self._own:
                 error = str(TaskError.told(said["error"])) if said["task"] else said["error"]
                 self._refuse(machine, f"on machine {number} ({machine.name}): {error}")
             case _:
@@ -161,7 +177,7 @@ class Gathering:
         return True
 
     def _compare(self) -> None:
-        here = self.machines[0].facts
+        here = self._own.facts
         for machine in list(self.machines.values()):
             if here is not None and machine.facts is not None and (found := here.differences(machine.facts)):
                 why = (
@@ -211,6 +227,7 @@ class Gathering:
                 " fewer cores: have more machines join (--machines), or use fewer --parts or --threads"
             )
         wanted = self._wanted
+        assert self._recipe is not None
         parts = Parts(wanted.parts, wanted.spread_parts, wanted.threads)
         try:
             found = place(self._recipe, [machine.room.spread for machine in machines], at_most, parts, wanted.copies)
@@ -221,8 +238,7 @@ class Gathering:
         evaluated = any(machine.facts is not None and machine.facts.evaluated for machine in machines)
         self.seats = {process: at for process, at in seats.items() if evaluated or process[0] != "evaluator"}
         self._first = {machine.number for machine in machines}
-        told = [(m.number, m.name, m.room) for m in machines]
-        self._inventory = inventory(told, self.seats, wanted.plaintext, parts)
+        self._inventory = inventory([(m.number, m.name, m.room) for m in machines], self.seats, wanted.plaintext, parts)
         self._tell(in_words(self._inventory))
         return True
 
@@ -240,10 +256,10 @@ class Gathering:
     def _begin(self, machine: Gathered) -> None:
         machine.step = Step.BEGUN
         machine.pipe.say(kind="begin")
-        if machine.number and self._announced:
+        if machine is not self._own and self._announced:
             machine.pipe.say(**self._announced)
         if machine.number not in self._first:  # the coordinator is told what it has room for
-            self.machines[0].pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
+            self._own.pipe.say(kind="joined", machine=machine.number, cores=machine.room.cores)
 
     def _listening(self, number: int) -> set[str]:
         """The processes of a machine that others call."""
@@ -258,12 +274,13 @@ class Gathering:
     def _send(self, machine: Gathered, launched: Launched) -> None:
         machine.step = Step.LAUNCHED
         addresses = {name: (m.address, port) for m in self.machines.values() for name, port in m.ports.items()}
+        addresses |= self._elsewhere
         cores = [(number, self.machines[number].room.cores) for number in self._first if number in self.machines]
-        starts = facts.starts if (facts := self.machines[0].facts) is not None else ()
+        starts = facts.starts if (facts := self._own.facts) is not None else ()
         told = {
             "kind": "launch", "snapshot": launched.snapshot, "addresses": addresses, "cores": cores, "starts": starts
         }  # fmt: skip
-        if machine.number == 0:
+        if machine is self._own:
             identity = self._root.issue(machine_name(0), authority=True)
             where = str(launched.directory.resolve())
             machine.pipe.say(
@@ -271,7 +288,7 @@ class Gathering:
             )  # fmt: skip
             machine.pipe.hand(launched.lock)
             return
-        files = list(snapshot_files(launched)) if self._has_weights(machine.number) else []
+        files = launched.files if self._has_weights(machine.number) else []
         paths = [str(file.relative_to(launched.directory)) for file in files]
         snapshot = launched.snapshot if files else None
         machine.pipe.say(name=launched.directory.name, files=paths, **{**told, "snapshot": snapshot})
@@ -279,12 +296,7 @@ class Gathering:
 
     def _has_weights(self, number: int) -> bool:
         """It begins with those of a snapshot: so do all whose parts may belong to one replica."""
-        keeper = "shard" if self._recipe.shards else "replica"
-        together = self._wanted.parts > 1 and not self._recipe.shards
+        shards = any(role == "shard" for role, _ in self.seats)
+        keeper = "shard" if shards else "replica"
+        together = self._wanted.parts > 1 and not shards
         return together or any(role == keeper and at == number for (role, _), at in self.seats.items())
-
-
-def snapshot_files(launched: Launched) -> Iterable[Path]:
-    """The files that who keeps the weights elsewhere needs to go on."""
-    if launched.snapshot is not None:
-        yield from sorted((launched.directory / "snapshots" / f"{launched.snapshot:06d}").iterdir())

@@ -17,7 +17,7 @@ from squall.launchers.joining.address import Address, bound, parse_address, writ
 from squall.launchers.joining.hello import Hello, hello
 from squall.launchers.joining.joining import FROM_HEAD_BYTES
 from squall.launchers.joining.listener import Listener
-from squall.launchers.joining.token import VARIABLE, Token, find_token
+from squall.launchers.joining.token import TOKEN, VARIABLE, Token, find_token
 from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.roster import Gathered, Guests, Launched, Provider, Room, Step, Wanted
 from squall.launchers.schedules import Schedules
@@ -29,28 +29,27 @@ from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
 
-TOKEN = "token"  # file in the run's directory
-
 
 class Head:
     """What it listens on is bound at once: raises `ValueError`, with the remedy, where that cannot be."""
 
     def __init__(
-        self, listen: Address, wanted: Wanted, recipe: Recipe, provider: Provider | None = None,
-        schedules_bytes: float = math.inf,
+        self, listen: Address, wanted: Wanted, recipe: Recipe | None, provider: Provider | None = None,
+        schedules_bytes: float = math.inf, token: Token | None = None, number: int = 1,
     ) -> None:  # fmt: skip
-        """A machine may hand over schedules of so many bytes."""
+        """A machine may hand over schedules of so many bytes. `token`: of a run that has begun, without a recipe."""
         self._wanted = wanted
         self._recipe = recipe
         self._provider = provider
         self._shared = VARIABLE in os.environ  # the token: other machines have it as well
-        if self._shared:
-            self._token = find_token(None)
-            self._root = self._token.root()
-        else:
-            self._root = Identity.new_root("squall")
-            self._token = Token.new(self._root)
-        self._listener = Listener(bound(listen), self._root, self._token)
+        if token is None and self._shared:
+            token = find_token(None)
+        elif token is None and wanted.copies > 1:  # any machine may have to let others in
+            token = Token.for_all()
+        self._root = Identity.new_root("squall") if token is None else token.root()
+        self._token = token or Token.new(self._root)
+        self._listener = Listener(bound(listen), self._root, self._token, number)
+        self._machine = 0  # on which it is
         self._guests: Guests | None = None
         self.refused: list[str] = []  # why machines were not let in
         self._relay: ScriptRelay | None = None  # of a script's run
@@ -84,7 +83,8 @@ class Head:
     def here(self, own: ControlPipe) -> Gathered:
         """This machine."""
         said = hello(self._listener.address[0])
-        return Gathered(0, said.machine, self._provider.room if self._provider is not None else self._room(said), own)
+        room = self._provider.room if self._provider is not None else self._room(said)
+        return Gathered(self._machine, said.machine, room, own)
 
     def let_in(self, guests: Guests, task: bytes, directory: Path) -> None:
         """From now on; the user is told what to type, with a token that is written into the directory if it is new."""
@@ -126,7 +126,7 @@ class Head:
     @property
     def sources(self) -> list[Any]:
         """What becomes readable when `turn` has something to do."""
-        return [self._listener, *(pipe.connection for _, pipe in self._others())]
+        return [self._listener, *(machine.pipe.connection for machine in self._others())]
 
     def turn(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
@@ -134,18 +134,19 @@ class Head:
             assert self._guests is not None
             room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
+            machine.incomplete = joined.hello.incomplete
             self._guests.add(machine, self._task)
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self.begun):
                 tell(text)
-                for _, pipe in self._others() if self._provider.gone else ():
-                    pipe.say(kind="unattended")
+                for machine in self._others() if self._provider.gone else ():
+                    machine.pipe.say(kind="unattended")
             if isinstance(self._guests, Gathering):
                 self._launch(self._guests)
         while self._listener.refused:
             self.refused.append(self._listener.refused.popleft())
             tell(f"a machine was not let in: {self.refused[-1]}")
-        for number, pipe in self._others():
+        for number, pipe in [(machine.number, machine.pipe) for machine in self._others()]:
             if pipe.connection.closed or not pipe.connection.poll():
                 continue
             assert self._guests is not None
@@ -164,8 +165,7 @@ class Head:
     @property
     def collected(self) -> bool:
         """All that ran on other machines has ended, and they have handed over what they had."""
-        machines = self._guests.machines if self._guests is not None else {}
-        return all(machine.step is not Step.BEGUN for number, machine in machines.items() if number)
+        return all(machine.step is not Step.BEGUN for machine in self._others())
 
     def _ends(self, number: int, status: str) -> None:
         assert self._guests is not None
@@ -197,13 +197,13 @@ class Head:
         status, reason = status or "failed", reason or "the run has failed"
         if isinstance(self._guests, Gathering):
             self._guests.closing = True
-        machines = self._guests.machines if self._guests is not None and self._schedules_bytes else {}
-        self._owe = {number for number, machine in machines.items() if number and machine.step is Step.BEGUN}
+        owe = [machine.number for machine in self._others() if machine.step is Step.BEGUN]
+        self._owe = set(owe) if self._schedules_bytes else set()
         if self._relay is not None:
             self._relay.ended(status, reason)
             return
-        for _, pipe in self._others():
-            pipe.say(kind="end", status=status, reason=reason)
+        for machine in self._others():
+            machine.pipe.say(kind="end", status=status, reason=reason)
 
     @property
     def begun(self) -> bool:
@@ -218,8 +218,8 @@ class Head:
 
     def leave(self) -> None:
         """The others go on without this machine, and hear no more of it."""
-        for number, _ in self._others():
-            self._lose(number)
+        for machine in self._others():
+            self._lose(machine.number)
 
     def renew(self, own: ControlPipe) -> None:
         """Another nursery is in the place of the one here."""
@@ -247,9 +247,9 @@ class Head:
         if end is not None:
             self._miss()
         status, reason = (end.status, end.reason) if end is not None else ("failed", "the run has failed")
-        for _, pipe in self._others():
-            pipe.say(kind="kill", status=status, reason=reason)
-            pipe.connection.close()
+        for machine in self._others():
+            machine.pipe.say(kind="kill", status=status, reason=reason)
+            machine.pipe.connection.close()
         if self._provider is not None:
             self._provider.close()
 
@@ -265,9 +265,9 @@ class Head:
     def _room(self, said: Hello) -> Room:
         return Room(said.cores, said.gpus if self._wanted.device.startswith("cuda") else 0)
 
-    def _others(self) -> list[tuple[int, ControlPipe]]:
-        machines = self._guests.machines if self._guests is not None else {}
-        return [(number, machine.pipe) for number, machine in machines.items() if number]
+    def _others(self) -> list[Gathered]:
+        machines = self._guests.machines.values() if self._guests is not None else ()
+        return [machine for machine in machines if machine.number != self._machine]
 
     @property
     def reached(self) -> Address:
@@ -282,10 +282,7 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
     listen = None if settings.listen is None else parse_address(settings.listen, "listen")
     # Processes that take the place of others have files of their own: a machine may have some more than its share.
     kept = 2e9 * settings.keep_schedule if isinstance(settings.keep_schedule, int | float) else math.inf
-    wanted = Wanted(
-        settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext, settings.parts,
-        settings.spread_parts, settings.copies,
-    )  # fmt: skip
+    wanted = Wanted.of(plan)
     if settings.launcher == "ray":
         machines = RayMachines(plan)
         try:
@@ -301,4 +298,3 @@ def head_of(plan: Plan, recipe: Recipe) -> Head | None:
 
 def tell(text: str) -> None:
     sys.stderr.write(f"squall: {text}\n")
-    sys.stderr.flush()

@@ -10,14 +10,14 @@ from typing import Any
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine, StreamLine
 from squall.launchers.nursery import GRACE_S, Nursery
-from squall.launchers.orders import OVER
+from squall.launchers.orders import OVER, Facts
 from squall.launchers.schedules import give_schedules
 from squall.protocol.effects import Admit, Effect, End, Forget
 from squall.protocol.events import Event, LauncherLost, LeaveRequested, ProcessesSeen, Started
 from squall.protocol.frames import Frame, encode
 from squall.protocol.link import Linked
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.nursery import NurseryMachine, Redirect
+from squall.protocol.nursery import LetIn, NurseryMachine, Redirect
 from squall.protocol.nursery_messages import Placed
 from squall.runtime.job import Job
 from squall.runtime.snapshot import Snapshots
@@ -69,12 +69,17 @@ class MemberNursery(Nursery):
 
     def _attend(self, source: object) -> None:
         if source is self._attendant.connection:
-            self._attendant.hear()  # it says one thing only, or is gone
-            self._leave()
+            self._hear_attendant(self._attendant.hear())
         elif source is self._launcher.connection:
             self._hear_head()
         else:
             super()._attend(source)
+
+    def _hear_attendant(self, said: dict[str, Any] | None) -> None:
+        if said is None or said["kind"] == "leave":
+            self._leave()
+        else:  # another machine has joined this one
+            super()._hear_launcher(said)
 
     def _hear_head(self) -> None:
         if self._launcher.connection.poll():  # else it is about what goes out
@@ -112,6 +117,8 @@ class MemberNursery(Nursery):
                 self._line.forget(node)
             case Redirect(placed):
                 self._redirect(placed)
+            case LetIn(number):
+                self._let_in(number)
             case _:
                 super()._do(effect)
 
@@ -139,6 +146,16 @@ class MemberNursery(Nursery):
         if ends is not None and node == COORDINATOR:
             here = f"the run's first machine is lost: the run goes on from this one, in {self._job.directory}"
             self._attendant.say(kind="told", text=here)
+
+    def _let_in(self, number: int) -> None:
+        """Have `squall join` on this machine let further ones into the run."""
+        site, machine = self._site, self._machine
+        here = {str(node): ("" if site.has(node) else host, port) for node, (host, port) in site.addresses.items()}
+        self._attendant.say(
+            kind="leads", directory=str(self._job.directory), machine=machine, number=number, host=site.host,
+            facts=Facts.of(self._job.task, self._job.starts), addresses=here,
+            seats=[(role, index, at) for (role, index), at in site.seats.items()],
+        )  # fmt: skip
 
     @property
     def last_words(self) -> End:

@@ -18,7 +18,7 @@ from squall.launchers import scratch
 from squall.launchers.building import build_task, cut, without_gpus
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.address import written
-from squall.launchers.joining.call import Call
+from squall.launchers.joining.call import TASK, Call
 from squall.launchers.joining.joining import join
 from squall.launchers.launching import Launching
 from squall.launchers.orders import MODULES, Facts, Member
@@ -62,7 +62,8 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
         member = join(call, lambda text: attendant.say(kind="told", text=text))
         attendant.say(kind="joined", machine=member.machine)
         head = ControlPipe(member.pipe)
-        message = cloudpickle.loads(head.connection.recv_bytes())  # from whom the token has proved
+        task = head.connection.recv_bytes()
+        message = cloudpickle.loads(task)  # from whom the token has proved
     except EOFError:
         gone = f"the run's first machine ({written(call.head)}) is gone before the training began"
         attendant.say(kind="failed", error=gone, task=False)
@@ -70,7 +71,9 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
         attendant.say(kind="failed", error=str(error), task=False)
     else:
         take_in(message["modules"], own / MODULES)
-        place = Member(member.machine, member.identity, call.head[0], attendant, own, member.address)
+        if "plan" in message and message["plan"].settings.copies > 1:
+            (own / TASK).write_bytes(task)  # for those that join this machine, if the run goes on from it
+        place = Member(member.machine, member.identity, call.head[0], attendant, own, member.address, call.directory)
         _serve(head, message, own / "sockets", place)
     finally:
         shutil.rmtree(own, ignore_errors=True)

@@ -10,11 +10,10 @@ On a run's only machine there is "launch" alone.
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from squall.errors import SquallError
+from squall.launchers.completing import complete
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.files import take_files
 from squall.protocol.effects import End
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import Node
@@ -44,7 +45,6 @@ GONE = "the run's first machine is gone before the training"
 MOVING = End("failed", f"{GONE} went on")
 LEFT = End("left", "this machine has left the run, which goes on without it")
 HANDED_OVER = End("left", "this machine has left the run, which goes on with its shards on others")
-FILE_PIECE_BYTES = 1 << 20
 LISTEN = ("coordinator", "shard", "backup")  # others call them, or the shard that takes over from a backup
 
 
@@ -91,6 +91,7 @@ class Member(NamedTuple):
     attendant: ControlPipe  # leads to `squall join`
     own: Path  # a directory for this machine's part of the run, which is removed at its end
     host: str = ""  # where others reach this machine
+    directory: str = ""  # of the run, if that was this machine's
 
 
 class Orders:
@@ -125,6 +126,8 @@ class Orders:
                     self._head.say(kind="placed", ports=ports, placing=self._placing)
                 case "launch":
                     return self._order(plan, said, seats, listeners)
+                case "complete" if self._member is not None:
+                    self._member.attendant.say(kind="told", text=complete(self._head, self._member.directory, said))
                 case "stop" | "kill":
                     break
                 case _:
@@ -155,6 +158,9 @@ class Orders:
         """
         self._leaves, self._gone = leaves, OVER
         told = end.status == "finished" and end.reason  # by the head
+        if self._is_completed(end.status):
+            self._gone = end
+            return True
         if not told and (end.status == "finished" or (end.status == "left" and shards)):
             return True
         if end.status == "moved" and not leaves:
@@ -162,6 +168,10 @@ class Orders:
             return True
         self.tell({"left": LEFT, "moved": HANDED_OVER}.get(end.status, end))
         return False
+
+    def _is_completed(self, status: str) -> bool:
+        """A directory of the run, when that has ended so."""
+        return self._member is not None and bool(self._member.directory) and status in ("finished", "interrupted")
 
     @property
     def _machine(self) -> int:
@@ -180,7 +190,7 @@ class Orders:
             directory = member.own / "run" / said["name"]
             shutil.rmtree(directory, ignore_errors=True)  # what was there before was handed over
             directory.mkdir(parents=True)
-            _take_files(self._head, directory, said["files"])
+            take_files(self._head, directory, said["files"])
         if not seats:
             return Order(directory, said["snapshot"])
         addresses = _addresses(said["addresses"], member.head if member is not None else "localhost")
@@ -208,6 +218,8 @@ class Orders:
                 continue
             if told is not None and told["kind"] not in ("end", "kill"):
                 return told
+            if told is not None and told["kind"] == "end" and self._is_completed(told["status"]):
+                continue
             if self._unready:
                 self.tell(LEFT)
                 return None
@@ -270,28 +282,3 @@ def looked_up(host: str) -> str:
             f"another machine of the run is at {host}, which is not known here ({error}): give squall join there an"
             " --address that all machines know"
         ) from None
-
-
-def give_files(machine: ControlPipe, files: Iterable[Path]) -> None:
-    """To a machine that takes them with what it is to launch."""
-    for file in files:
-        for piece in pieces(file):
-            machine.send(piece)
-        machine.send(b"")
-
-
-def pieces(file: Path) -> Iterator[memoryview]:
-    """Of a file that is not empty. What waits to be sent of it takes no memory."""
-    with open(file, "rb") as opened:
-        whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-    for start in range(0, len(whole), FILE_PIECE_BYTES):
-        yield whole[start : start + FILE_PIECE_BYTES]
-
-
-def _take_files(head: ControlPipe, directory: Path, paths: list[str]) -> None:
-    for path in paths:
-        file = directory / path
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
-            while piece := head.connection.recv_bytes():
-                opened.write(piece)

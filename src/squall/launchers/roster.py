@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.orders import Facts
+from squall.runtime.placement import Seats
+from squall.runtime.run_plan import Plan
+from squall.transports.streams import Address
 
 
 class Room(NamedTuple):
@@ -55,6 +58,7 @@ class Gathered:
     ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
     step: Step = Step.JOINED  # that it has come to
     leaves: bool = False  # it ends with what ran there
+    incomplete: bool = False  # it has been the run's first one, whose directory lacks what came later
 
 
 class Launched(NamedTuple):
@@ -64,6 +68,13 @@ class Launched(NamedTuple):
     snapshot: int | None
     lock: int  # descriptor of the directory's
     gpus: str | None = None  # of the launching machine that it may use, as CUDA_VISIBLE_DEVICES; None: all
+
+    @property
+    def files(self) -> list[Path]:
+        """That who keeps the weights elsewhere needs to go on."""
+        if self.snapshot is None:
+            return []
+        return sorted((self.directory / "snapshots" / f"{self.snapshot:06d}").iterdir())
 
 
 class Wanted(NamedTuple):
@@ -77,6 +88,23 @@ class Wanted(NamedTuple):
     parts: int = 1  # of each replica
     spread_parts: bool | None = False  # over as many machines as possible; None: never over two
     copies: int = 1  # of each shard
+
+    @classmethod
+    def of(cls, plan: Plan) -> Wanted:
+        settings = plan.settings
+        return cls(
+            settings.machines or 1, settings.least_replicas, plan.threads, plan.device, settings.plaintext,
+            settings.parts, settings.spread_parts, settings.copies,
+        )  # fmt: skip
+
+
+class Standing(NamedTuple):
+    """A run that has begun, as the machine knows it on which it goes on."""
+
+    directory: Path
+    facts: Facts
+    seats: Seats
+    addresses: dict[str, Address]  # of those that others call, by name; without a host on this machine
 
 
 class Provider(Protocol):

@@ -17,6 +17,7 @@ from squall.protocol.machine import Refusal
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import Node, is_address
+from squall.protocol.nursery_messages import Leads
 
 
 class DeputyStaffing(MachineStaffing):
@@ -73,6 +74,8 @@ class DeputyStaffing(MachineStaffing):
                 effects.append(Send(Node("nursery", machine), placed))
         self._heartbeats.forget(Node("nursery", self.home))
         self._on_machine_lost(before, "the coordinator was there, and is heard no more", now, effects)
+        if self.phase is Phase.RUNNING:
+            effects.append(Send(Node("nursery", self.home), Leads(1 + max([self._newest, *self._lost_machines]))))
         if self._snapshots.under_way:
             self._snapshots.begin_anew(self._ledger(), effects)  # what was written lies on that machine
         elif self.phase is Phase.RUNNING:

@@ -38,6 +38,7 @@ class MachineStaffing(Staffing):
         super().__init__(policy, snapshots)
         self._listens = False
         self._lost_machines: dict[int, str] = {}  # and those that left before they had come; with why
+        self._newest = max(self._placing.rooms, default=0)  # the highest number of all that have come
 
     @abstractmethod
     def _part(self, now: float, effects: list[Effect]) -> None:
@@ -160,6 +161,7 @@ class MachineStaffing(Staffing):
             self._start_due(now, effects)
 
     def _on_machine_joined(self, machine: int, room: int, now: float, effects: list[Effect]) -> None:
+        self._newest = max(self._newest, machine)
         if machine in self._lost_machines:
             return
         self._placing.add(machine, room)

@@ -36,6 +36,7 @@ from squall.protocol.nursery_messages import (
     Alive,
     Joined,
     KillProcess,
+    Leads,
     Leaving,
     Placed,
     ProcessLost,
@@ -54,6 +55,12 @@ class Redirect(Effect, frozen=True, gc=False):
     """Tell all processes of this machine, and those that start, where the coordinator is."""
 
     placed: Placed
+
+
+class LetIn(Effect, frozen=True, gc=False):
+    """Further machines, in the place of the run's first one, under numbers from this one on."""
+
+    number: int
 
 
 class NurseryMachine:
@@ -160,6 +167,8 @@ class NurseryMachine:
                 self._heartbeats.heard(COORDINATOR, now)
                 self._moved = message
                 return [Redirect(message)]
+            case Leads(number):
+                return [LetIn(number)]
             case StartProcess(node, _, ends) if sender != COORDINATOR:
                 if node != COORDINATOR or ends != sender:  # most machines follow it, whatever this one has promised
                     raise Refusal(f"it has {node} started, and is not the coordinator")

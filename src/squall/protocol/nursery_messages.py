@@ -126,6 +126,12 @@ class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
     address: Address = ""
 
 
+class Leads(Struct, frozen=True, tag="leads", array_like=True, gc=False):
+    """To the nursery on whose machine the coordinator goes on: others may join there, under numbers from this one."""
+
+    number: Count
+
+
 class Heard(Struct, frozen=True, tag="heard", array_like=True, gc=False):
     """To the coordinator: something has come from these, though perhaps no whole message, so their machines are there.
 
@@ -144,5 +150,5 @@ class Refused(Struct, frozen=True, tag="refused", array_like=True, gc=False):
 
 Message = (
     StartProcess | KillProcess | PartsPlaced | ProcessLost | ProcessStuck | StopAsked | Leaving | Alive | Replaced
-    | Placed | Heard | Refused | Activity | Joined
+    | Placed | Leads | Heard | Refused | Activity | Joined
 )  # fmt: skip

@@ -35,7 +35,7 @@ COMMON: Says = {
     ("deputy", "nursery"): frozenset({e.Follow, n.StartProcess}),
     ("nursery", "deputy"): frozenset({e.Voted}),
     ("coordinator", "nursery"): frozenset(
-        {n.StartProcess, n.KillProcess, n.Leaving, n.Alive, n.Replaced, n.Placed, e.Abandon, m.Stop}
+        {n.StartProcess, n.KillProcess, n.Leaving, n.Alive, n.Replaced, n.Placed, n.Leads, e.Abandon, m.Stop}
     ),
     ("coordinator", "replica"): frozenset({m.Welcome, n.PartsPlaced, n.Placed, m.Stop}),
     ("coordinator", "shard"): frozenset({m.View, m.TakeSnapshot, m.PieceKept, n.Placed, k.KeepCopy, m.Stop}),

@@ -143,9 +143,7 @@ class World:
                 heapreplace(heads, stream[0])
             else:
                 heappop(heads)
-        if at > self.now:
-            self.now = at
-        now = self.now
+        now = self.now = at if at > self.now else self.now
         if sender is not None and type(what) is UnderWay:
             if (at := what.arrives(now)) > now:
                 self._count += 1

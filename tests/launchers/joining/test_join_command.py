@@ -15,8 +15,9 @@ import pytest
 from squall import replay
 from squall.cli import main
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.joining import attending
 from squall.launchers.joining.address import bound, written
-from squall.launchers.joining.attending import _attend
+from squall.launchers.joining.call import Call
 from squall.launchers.joining.token import VARIABLE, Token
 from squall.transports.certificates import Identity
 from tests.launchers.joining.head import SOON_S, Head
@@ -151,11 +152,15 @@ def test_a_mistake_is_told_before_anything_starts(
     assert re.match(re.escape(f"squall: error: {error}"), capsys.readouterr().err)
 
 
-def test_ctrl_c_behind_what_the_nursery_has_said_leaves_in_order_however_late_that_is_read() -> None:
+def test_ctrl_c_behind_what_the_nursery_has_said_leaves_in_order_however_late_that_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     mine, theirs = map(ControlPipe, Pipe())
+    monkeypatch.setattr(attending, "NurseryProcess", lambda: SimpleNamespace(pipe=mine))
     theirs.say(kind="joined", machine=1)
     theirs.say(kind="listening")
     theirs.say(kind="end", status="left", reason="")
-    nursery: Any = SimpleNamespace(pipe=mine)
-    assert _attend(nursery, [signal.SIGINT], "here", str).status == "left"
+    found = attending.Attending(Call(("here", 7), Token.for_all(), 1.0), tmp_path, str)
+    assert theirs.connection.recv_bytes(), "the call"
+    assert found.run([signal.SIGINT]).status == "left"
     assert theirs.hear() == {"kind": "leave"}

@@ -1,8 +1,8 @@
 """A machine that joins a run, as `squall join` sees it: the nursery does the work, this process has the user.
 
-    `squall join` -> nursery    the call, "leave"
-    nursery -> `squall join`    "joined", "listening" when there may be something to keep, "told" what the user is;
-                                last "end" or "failed"
+    `squall join` -> nursery    the call, "leave"; "joined" of another machine
+    nursery -> `squall join`    "joined", "listening" when there may be something to keep, "told" what the user is,
+                                "leads" when the run goes on from this machine; last "end" or "failed"
 
 A nursery whose `squall join` is gone takes part no longer.
 """
@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from squall.errors import ProcessLost, SquallError, TaskError
 from squall.launchers import scratch
 from squall.launchers.joining.address import written
-from squall.launchers.joining.call import Call
+from squall.launchers.joining.call import TASK, Call
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
 from squall.runtime.interrupts import collected_interrupts
+
+if TYPE_CHECKING:
+    from squall.launchers.second_head import SecondHead
 
 POLL_S = 0.1
 
@@ -34,40 +40,72 @@ def attend(call: Call, tell: Callable[[str], object]) -> End:
         scratch.directory() as own,
         collected_interrupts() as interrupts,
     ):
-        nursery = NurseryProcess()
+        attending = Attending(call, own, tell)
         try:
-            nursery.pipe.connection.send_bytes(
-                cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": str(own)})
-            )
-            return _attend(nursery, interrupts, written(call.head), tell)
+            return attending.run(interrupts)
         except KeyboardInterrupt:
-            nursery.kill()
+            attending.nursery.kill()
             raise
         finally:
-            nursery.close()
+            attending.close()
 
 
-def _attend(nursery: NurseryProcess, interrupts: list[int], head: str, tell: Callable[[str], object]) -> End:
-    listening = leaving = False
-    while True:
-        if nursery.pipe.connection.poll(POLL_S):
-            said = nursery.pipe.hear()
-            if said is None:
-                raise ProcessLost(f"the nursery (pid {nursery.pid}) was lost: {nursery.ending()}")
-            match said["kind"]:
-                case "told":
-                    tell(said["text"])
-                case "joined":
-                    tell(f"this is machine {said['machine']} of the run at {head} now; Ctrl-C leaves it in order")
-                case "listening":
-                    listening = True
-                case "end":
-                    return End(said["status"], said["reason"])
-                case "failed":
-                    raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
-        if interrupts and not listening and not nursery.pipe.connection.poll():
+class Attending:
+    def __init__(self, call: Call, own: Path, tell: Callable[[str], object]) -> None:
+        self._call, self._own, self._tell = call, own, tell
+        self.nursery = NurseryProcess()
+        self._pipe = self.nursery.pipe
+        self._pipe.connection.send_bytes(cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": str(own)}))
+        self._listening = self._leaving = False
+        self._head: SecondHead | None = None  # when the run goes on from this machine
+        self._end: End | None = None
+
+    def run(self, interrupts: list[int]) -> End:
+        while self._end is None:
+            ready = wait([self._pipe.connection, *(self._head.sources if self._head is not None else ())], POLL_S)
+            if self._pipe.connection in ready:
+                self._hear(self._pipe.hear())
+            if interrupts and (self._listening or not self._pipe.connection.poll()):
+                self._interrupted()
+            if self._head is not None:
+                self._head.attend()
+        return self._end
+
+    def _hear(self, said: dict[str, Any] | None) -> None:
+        if said is None:
+            raise ProcessLost(f"the nursery (pid {self.nursery.pid}) was lost: {self.nursery.ending()}")
+        match said["kind"]:
+            case "told":
+                self._tell(said["text"])
+            case "joined":
+                head = written(self._call.head)
+                self._tell(f"this is machine {said['machine']} of the run at {head} now; Ctrl-C leaves it in order")
+            case "listening":
+                self._listening = True
+            case "leads":
+                self._lead(said)
+            case "end":
+                self._end = End(said["status"], said["reason"])
+            case "failed":
+                raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
+
+    def _interrupted(self) -> None:
+        if not self._listening:
             raise KeyboardInterrupt("interrupted before the training began on this machine")
-        if interrupts and listening and not leaving:
-            leaving = True
-            tell("leaving the run; Ctrl-C again leaves at once")
-            nursery.pipe.say(kind="leave")
+        if not self._leaving:
+            self._leaving = True
+            self._tell("leaving the run; Ctrl-C again leaves at once")
+            self._pipe.say(kind="leave")
+
+    def _lead(self, said: dict[str, Any]) -> None:
+        from squall.launchers.second_head import SecondHead  # imports torch
+
+        try:
+            self._head = SecondHead(self._call, said, self._pipe, self._own / TASK)
+        except (OSError, ValueError) as error:
+            self._tell(f"warning: no machine can join the run here: {error}")
+
+    def close(self) -> None:
+        self.nursery.close()
+        if self._head is not None:
+            self._head.close(self._end)

@@ -88,14 +88,15 @@ class Stranger:
 class Listener:
     """For a process that waits for several things: `fileno` is readable when `turn` has something to do."""
 
-    def __init__(self, listening: socket.socket, root: Identity, token: Token) -> None:
+    def __init__(self, listening: socket.socket, root: Identity, token: Token, number: int = 1) -> None:
+        """`number`: the first that is given."""
         host, port = listening.getsockname()[:2]
         self.address: Address = (host, port)
         self.refused: deque[str] = deque(maxlen=100)  # for the user: machines with the token that cannot take part
         self._root = root
         self._token = token
         self._context = root.reception()
-        self._given: set[int] = set()  # numbers of machines that have joined
+        self._given = set(range(number))  # numbers that machines have, or had
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order in which they came
         self._epoll = select.epoll()
         self._door = Door(listening, self._epoll)

@@ -15,6 +15,7 @@ from pathlib import Path
 from squall.transports.certificates import Identity, fingerprint
 
 VARIABLE = "SQUALL_TOKEN"
+TOKEN = "token"  # file in the run's directory
 SECRET_LENGTH = 43  # characters: 32 bytes
 _PATTERN = re.compile(r"squall-1\.([A-Za-z0-9_-]{43})\.([0-9a-f]{64})")
 _READ_AT_MOST = 1000  # characters of a file that may be no token at all

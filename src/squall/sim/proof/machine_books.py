@@ -10,6 +10,7 @@ from squall.protocol.notes import MachineDied, Remark, TrainingOver
 from squall.protocol.nursery_messages import (
     Joined,
     KillProcess,
+    Leads,
     Leaving,
     ProcessLost,
     Replaced,
@@ -27,7 +28,7 @@ class MachineBooks:
         """`of`: where nodes begin; None: all on machine 0."""
         self.died: dict[int, None] = {}
         self.told_ended: int | None = None  # a machine that has just taken the news that it was replaced
-        self._rooms = dict(rooms)
+        self._rooms, self._numbers = dict(rooms), set(rooms)  # the second: of all that have ever come
         slots = range(replicas)
         at = of if of is not None else {Node("replica", slot): 0 for slot in slots}
         self._parts, self._together = parts.number, parts.spread is None
@@ -103,6 +104,7 @@ class MachineBooks:
         for joined, (room, number) in self._joined.items():
             if room and sent.to == NURSERY and number <= sent.frame.seen:
                 self._rooms[joined], self._joined[joined] = room, (0, number)
+                self._numbers.add(joined)
         for process, (machine, number) in list(self._ended.items()):
             if sent.to == Node("nursery", machine) and number <= sent.frame.seen:
                 self._ending.pop(process, None)
@@ -119,6 +121,8 @@ class MachineBooks:
                 self._ending[process] = sent.to.index
             case Leaving():  # without a shard there: else the run moves
                 self._leaving[sent.to.index] = None
+            case Leads(number) if number in self._numbers:
+                raise Broken("I12", f"the next machine is to be {number}, as one before")
             case Replaced():
                 self._told.setdefault(sent.to.index, sent.frame.number)
             case Stop() if sent.to.role != "nursery":

@@ -103,8 +103,8 @@ class Trial:
                 self.run.finished(self.lives, spoilt=self.happened["Spoil"] + self.happened["Rot"] > 0)
                 return self
             self.run.over()
-            chaos, moves = self.chaos, end is not None and end.status == "moved"
-            self._rooms = without(self._machines.stay, chaos) if moves else chaos.rooms
+            moves = end is not None and end.status == "moved"
+            self._rooms = without(self._machines.stay, self.chaos) if moves else self.chaos.rooms
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
@@ -283,9 +283,8 @@ class Trial:
             self._excused[what.node.role] += 1
             self._strike(Role.of(what.node), dies=True)
         self._stillness.watch(node, what)
-        if node == COORDINATOR and self.run.repeats(what):
-            return
-        if node.role == "deputy" and isinstance(what, Note | PublishSnapshot):  # looked at when its coordinator says it
+        follows = node.role == "deputy" and isinstance(what, Note | PublishSnapshot)  # its coordinator says it first
+        if follows or (node == COORDINATOR and self.run.repeats(what)):
             return
         self.run.backups.watch(self.world, node, what)
         self.run.deputies.watch(self.world, node, what)

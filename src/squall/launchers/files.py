@@ -1,0 +1,38 @@
+"""Files go from the head to a machine of the run, over the pipe that its orders come by."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from squall.launchers.control_pipe import ControlPipe
+
+PIECE_BYTES = 1 << 20
+
+
+def give_files(machine: ControlPipe, files: Iterable[Path]) -> None:
+    """To a machine that was told their names, and takes them next. None may be empty."""
+    for file in files:
+        for piece in _pieces(file):
+            machine.send(piece)
+        machine.send(b"")
+
+
+def _pieces(file: Path) -> Iterator[memoryview]:
+    """What waits to be sent of it takes no memory."""
+    with open(file, "rb") as opened:
+        whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    for start in range(0, len(whole), PIECE_BYTES):
+        yield whole[start : start + PIECE_BYTES]
+
+
+def take_files(head: ControlPipe, directory: Path, names: Iterable[str]) -> None:
+    """Raises `OSError` where there is no room, `EOFError` where the head is gone."""
+    for name in names:
+        file = directory / name
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
+            while piece := head.connection.recv_bytes():
+                opened.write(piece)
