@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.results import commit, machine
-from squall.chaos.faults import FILL_DISK, KILL, PAUSE, Fault
+from squall.chaos.faults import CUT, FILL_DISK, KILL, PAUSE, Fault
+from squall.chaos.machines import HEAD, apart
 from squall.chaos.outcome import Outcome, seconds_in_words
 from squall.chaos.processes import Family
 from squall.chaos.trial import Moment, Plan, Trial
@@ -31,6 +32,8 @@ BEGIN, END = "<!-- table: written by `make failures` -->\n", "<!-- end of table 
 TIMES, RUNS_AT_MOST = 3, 5
 TRAINS_S, EVERY_S, LASTING_S, SNAPSHOT_EVERY_S = 8.0, 1.6, 1.0, 2.0
 STRATEGIES = {"downpour": ["--replicas", "2", "--shards", "2"], "synchronous": ["--replicas", "2"]}
+MACHINES, APART_S, CUT_S, TRAINS_APART_S = 3, 15.0, 5.0, 60.0  # who is lost needs a while to join again
+COPIED = ["--copies", "2", "--machines", str(MACHINES), "--listen", HEAD]
 
 
 def starting(directory: Path, family: Family) -> bool:
@@ -50,6 +53,7 @@ class Case:
     fault: Fault
     strategy: str = "downpour"
     moment: Moment | None = None
+    machines: int = 1
     waits: list[float] = field(default_factory=list)
     ended: int = 0  # runs
     runs: list[Outcome] = field(default_factory=list)
@@ -58,19 +62,23 @@ class Case:
         while len(self.waits) < TIMES and len(self.runs) < RUNS_AT_MOST:
             seed = len(self.runs)
             saves_s = 0.3 if self.moment is saving else SNAPSHOT_EVERY_S
-            plan = Plan([self.fault], EVERY_S, LASTING_S, seed, self.moment, self.moment is not starting,
-                        1 if self.moment is starting else TIMES - len(self.waits))  # fmt: skip
+            every_s, lasting_s, trains_s = EVERY_S, LASTING_S, TRAINS_S
+            if self.machines > 1:
+                every_s, lasting_s, trains_s = APART_S, CUT_S, TRAINS_APART_S
+            plan = Plan([self.fault], every_s, lasting_s, seed, self.moment, self.moment is not starting,
+                        1 if self.moment is starting else TIMES - len(self.waits), self.machines)  # fmt: skip
             directory = home / "run"
             command = [
                 sys.executable, "-m", "squall", "train", str(TASK), "--strategy", self.strategy,
-                *STRATEGIES[self.strategy], "--run-dir", str(directory), "--seconds", str(TRAINS_S), "--quiet",
-                "--snapshot-every-s", str(saves_s), "--seed", str(seed),
+                *STRATEGIES[self.strategy], *(COPIED if self.machines > 1 else ()), "--run-dir", str(directory),
+                "--seconds", str(trains_s), "--quiet", "--snapshot-every-s", str(saves_s), "--seed", str(seed),
             ]  # fmt: skip
             outcome = Trial(plan, directory).go(command, output=subprocess.DEVNULL)
             self.runs.append(outcome)
             self.waits += [injury.without_s for injury in outcome.injuries]
             self.ended += bool(outcome.injuries) and outcome.ended != "finished"
             shutil.rmtree(directory, ignore_errors=True)
+            shutil.rmtree("runs", ignore_errors=True)  # of deputies
 
     @property
     def row(self) -> str:
@@ -112,28 +120,37 @@ def cases() -> list[Case]:
         for role in ("replica", "shard", "coordinator") for strategy in STRATEGIES
     ]  # fmt: skip
     full = f"the disk is full for {LASTING_S:g} s"
-    return found + [Case(full, "while it trains", Fault(FILL_DISK), strategy) for strategy in STRATEGIES]
+    found += [Case(full, "while it trains", Fault(FILL_DISK), strategy) for strategy in STRATEGIES]
+    lost = f"one of {MACHINES} machines loses its nursery, and so all (`--copies 2`)"
+    cut = f"one of {MACHINES} machines, not the first, is cut off for {CUT_S:g} s (`--copies 2`)"
+    return found + [
+        Case(what, "while it trains", fault, strategy, machines=MACHINES)
+        for what, fault in ((lost, Fault(KILL, "nursery")), (cut, Fault(CUT))) for strategy in STRATEGIES
+    ]  # fmt: skip
 
 
 def _a(role: str) -> str:
     return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
 
 
-def table(measured: Sequence[Case], load: float) -> str:
-    """`load`: the most that the machine had meanwhile."""
+def table(measured: Sequence[Case], load: float, stamp: str) -> str:
+    """`load`: the most that the machine had meanwhile. `stamp`: the commit."""
     head = (
         "| what | when | strategy | times | what happens | without an update: median | worst | examples lost | examples"
     )
     lines = [
-        f"Commit {commit()}, {datetime.date.today().isoformat()}, {machine()}; its load was {load:.0f} at most.", "",
+        f"Commit {stamp}, {datetime.date.today().isoformat()}, {machine()}; its load was {load:.0f} at most.", "",
         f"{head} trained again |", "|---|---|---|---|---|---|---|---|---|", *(case.row for case in measured), "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def main() -> None:
+    apart([sys.executable, "-m", "benchmarks.failures"])
     measured = cases()
     home = Path(tempfile.mkdtemp(prefix="failures-"))
+    stamp = commit()
+    os.chdir(home)  # where machines that go on with a run keep it
     load = 0.0
     for case in measured:
         case.measure(home)
@@ -141,7 +158,7 @@ def main() -> None:
         print(case.row, flush=True)
     text = FILE.read_text()
     before, _, rest = text.partition(BEGIN)
-    FILE.write_text(f"{before}{BEGIN}{table(measured, load)}{END}{rest.partition(END)[2]}")
+    FILE.write_text(f"{before}{BEGIN}{table(measured, load, stamp)}{END}{rest.partition(END)[2]}")
     shutil.rmtree(home)
     print(f"written to {FILE}")
 

@@ -14,7 +14,6 @@ import pytest
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
-from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_copies import COPIED, role_of, wait_whole
@@ -133,23 +132,6 @@ def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) 
         found.machines.remove(second.machine)
         third.leads()
         third.interrupt()
-
-
-@deep.only
-def test_the_first_machine_joins_the_run_again_and_gets_what_its_directory_lacks(tmp_path: Path) -> None:
-    with cluster(tmp_path, 3, *COPIED) as found:
-        second = led_by_another(found)
-        with closing(Reader(found.directory / "run.sqlite")) as reader:
-            before = sum(row.examples for row in reader.rows(ProgressRow))
-        found.machines.append(again := found.join())  # loopback: the run listens where it did
-        wait_for(lambda: second.told("machine 3, with room"), START_S, "the first machine to join again")
-        wait_for(lambda: again.process.poll() is None and len(again.pids()) > 1, START_S, "processes on it")
-        second.interrupt()
-        _, said = again.finish()
-        assert f"{found.directory} has all of the run now" in said, said
-        with closing(Reader(found.directory / "run.sqlite")) as reader:
-            assert sum(row.examples for row in reader.rows(ProgressRow)) == second.trained() > before
-        assert Snapshots(found.directory).numbers() == Snapshots(second.directory).numbers()
 
 
 @deep.only

@@ -14,17 +14,21 @@ import torch
 
 from squall import Downpour, Settings
 from squall.errors import SquallError
+from squall.launchers import backups
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import PipeLine
 from squall.launchers.nursery import Nursery
 from squall.launchers.nursery_main import _serve
 from squall.launchers.orders import Member
 from squall.plan import make_plan
+from squall.protocol.events import MessageArrived
 from squall.protocol.frames import Frame
-from squall.protocol.nodes import Node
-from squall.protocol.nursery_messages import ProcessLost
+from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
+from squall.protocol.nursery_messages import ProcessLost, StartProcess
 from squall.runtime.arena import Arena, Shape
+from squall.runtime.deputing import Kept
 from squall.runtime.job import Job, private_job
+from squall.runtime.journal import Journal
 from squall.transports.certificates import Identity
 from squall.transports.doorbell import PATH_BYTES
 from squall.usercode.shipping import ship
@@ -37,7 +41,7 @@ SOON_S = 10.0
 
 def test_a_child_that_cannot_be_watched_does_not_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
-    job = SimpleNamespace(arena=Arena.private(Shape(length=1, replicas=1)))
+    job = SimpleNamespace(arena=Arena.private(Shape(length=1, replicas=1)), deputies={})
     nursery = Nursery(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
     forked: list[int] = []
 
@@ -94,7 +98,7 @@ def test_replicas_of_a_run_that_has_failed_are_not_waited_for(tmp_path: Path, mo
     """They wait for whoever is gone. Shards still write what they have to."""
     monkeypatch.setattr("squall.launchers.nursery.run_role", lambda *_: signal.pause())
     ours, theirs = Pipe()
-    job = SimpleNamespace(site=None, recipe=SimpleNamespace(shards=1))
+    job = SimpleNamespace(site=None, recipe=SimpleNamespace(shards=1), deputies={})
     nursery = Nursery(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
     monkeypatch.setattr("squall.launchers.nursery.replace", lambda job, **_: job)
     try:
@@ -172,3 +176,30 @@ class Chatty(Nursery):
     @property
     def _stays(self) -> bool:
         return not self._killing and self.heard < 100
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_what_a_killed_deputy_has_kept_is_removed_unless_it_was_to_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    """What it has told its nursery counts, though it dies before it has ended."""
+    ours, theirs = Pipe()
+    (directory := tmp_path / "run.machine-1").mkdir()
+    job = SimpleNamespace(
+        deputies={DEPUTY: Kept(Journal(bytearray(1 << 10)), directory, os.open(directory, os.O_RDONLY))}, legacies={}
+    )
+    nursery = Nursery(ControlPipe(theirs), job, tmp_path)  # type: ignore[arg-type]
+    begun: list[Node] = []
+
+    def begin(node: Node, ends: Node) -> None:
+        os.close(job.deputies.pop(ends).lock)
+        begun.append(node)
+
+    monkeypatch.setattr(nursery, "_replace", begin)
+    if leads:
+        nursery._linked.machine.on(MessageArrived(DEPUTY, StartProcess(COORDINATOR, ends=DEPUTY)), 0.0)
+    nursery._tell(backups.ended(nursery._job, DEPUTY, "killed by SIGKILL"))
+    assert directory.exists() is leads
+    assert begun == [COORDINATOR] * leads
+    assert not job.deputies
+    ours.close()

@@ -1,7 +1,9 @@
 """What machines send each other is in the record by link, while the run goes on."""
 
+import itertools
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import squall
@@ -10,7 +12,7 @@ from squall.plan import make_plan
 from squall.protocol.effects import End
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
-from squall.protocol.notes import TrainingBegan, WorkReported
+from squall.protocol.notes import MemberJoined, MemberLeft, MemberReplaced, TrainingBegan, WorkReported
 from squall.report import Reader
 from squall.runtime.job import private_job
 from squall.runtime.recorder import CoordinatorHost
@@ -21,21 +23,27 @@ from tests.runtime.test_lies import SITE
 from tests.tasks import INLINE, regression
 
 
-def test_bytes_are_told_by_link_and_every_second(run_dir: Path) -> None:
+class Counted:
     """Shard 0 and replica 0 are on machine 0, shard 1 and replica 1 on the other one: half of each exchange crosses."""
-    run_dir.mkdir()
-    strategy, task = squall.Downpour(replicas=2, shards=2), regression()()
-    plan = make_plan(strategy, INLINE, Aims(epochs=1))
-    layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
-    job = private_job(plan, strategy, task, layout, run_dir)
-    recorder = CoordinatorHost(job, LoneChannel())
-    host = TrafficHost(recorder, job, SITE)
 
-    def state() -> dict[str, str]:
-        recorder.record.commit(0.0, force=True)
-        with closing(Reader(run_dir / "run.sqlite")) as reader:
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir()
+        strategy, task = squall.Downpour(replicas=2, shards=2), regression()()
+        plan = make_plan(strategy, INLINE, Aims(epochs=1))
+        self.layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
+        job = private_job(plan, strategy, task, self.layout, run_dir)
+        self.recorder, self.directory = CoordinatorHost(job, LoneChannel()), run_dir
+        self.host = TrafficHost(self.recorder, job, replace(SITE, seats=dict(SITE.seats)))
+
+    def state(self) -> dict[str, str]:
+        self.recorder.record.commit(0.0, force=True)
+        with closing(Reader(self.directory / "run.sqlite")) as reader:
             return reader.state()
 
+
+def test_bytes_are_told_by_link_and_every_second(run_dir: Path) -> None:
+    counted = Counted(run_dir)
+    host, state, layout = counted.host, counted.state, counted.layout
     near, far = json.loads(state()["shard_bytes"])
     assert near + far == 4 * layout.length
     host.perform(TrainingBegan(), 1.0)
@@ -50,3 +58,27 @@ def test_bytes_are_told_by_link_and_every_second(run_dir: Path) -> None:
     told = state()
     assert json.loads(told["links"]) == [[0, 1, 2 * (far + near)], [1, 0, far + 2 * near]]
     assert json.loads(told["traffic"])["0"] == [2 * (far + near), far + 2 * near]
+
+
+def test_what_goes_on_to_a_shards_backup_counts_and_where_the_shard_is_when_that_has_taken_over(run_dir: Path) -> None:
+    """Shard 0's backup is on machine 1, where replica 1 is, which gives its pushes to both of them in one."""
+    counted = Counted(run_dir)
+    near, _ = json.loads(counted.state()["shard_bytes"])
+    backup = Node("backup", 0)
+
+    times = itertools.count(1.0, TELL_EVERY_S)
+
+    def links(replica: int, stats: Stats) -> list[list[int]]:
+        counted.host.perform(WorkReported(Node("replica", replica), stats), next(times))
+        found: list[list[int]] = json.loads(counted.state()["links"])
+        return found
+
+    counted.host.perform(MemberJoined(backup, 7, 1, ()), 1.0)
+    pushed = Stats(16, 1, pushes=3, fetches=0)
+    far = json.loads(counted.state()["shard_bytes"])[1]
+    assert links(0, pushed) == [[0, 1, 3 * far + 3 * near], [1, 0, 0]]
+    assert links(1, pushed) == [[0, 1, 3 * far + 3 * near], [1, 0, 3 * near]]
+    counted.host.perform(MemberReplaced(Node("shard", 0), "machine 1, by its backup"), 2.0)
+    counted.host.perform(MemberLeft(backup), 2.0)
+    assert links(1, pushed) == [[0, 1, 3 * far + 3 * near], [1, 0, 3 * near]], "both shards are on its machine"
+    assert links(0, pushed) == [[0, 1, 6 * far + 6 * near], [1, 0, 3 * near]]

@@ -23,8 +23,8 @@ AGAIN_AFTER_S = 1.0  # a machine joins anew, when its command has ended
 BEGIN_WITHIN_S = 5.0  # that a namespace has to be there
 
 
-def apart(arguments: Sequence[str]) -> None:
-    """Be this command in a network of its own; it does not return where it was not.
+def apart(command: Sequence[str]) -> None:
+    """Be this command, which this process is, in a network of its own; it does not return where it was not.
 
     Raises `ValueError` with the remedy where the kernel makes none.
     """
@@ -41,7 +41,7 @@ def apart(arguments: Sequence[str]) -> None:
             " and a kernel that lets users make namespaces (sysctl kernel.unprivileged_userns_clone=1), or root"
         )
     os.environ[INSIDE] = "1"
-    os.execvp(OWN[0], [*OWN, sys.executable, "-m", "squall", *arguments])
+    os.execvp(OWN[0], [*OWN, *command])
 
 
 class Machines:
@@ -54,6 +54,7 @@ class Machines:
         self._commands: dict[int, subprocess.Popen[bytes]] = {}
         self._joins_at: dict[int, float] = {}
         self._environment: Mapping[str, str] = {}
+        self._head = HEAD  # whom they call
 
     def __enter__(self) -> Machines:
         _ip("link", "add", "squall", "type", "bridge")
@@ -83,6 +84,15 @@ class Machines:
         for number in self.numbers:
             self._join(number)
 
+    def follow(self, pid: int) -> None:
+        """The run goes on from the machine of this process: who joins calls that, the first machine too."""
+        with suppress(OSError):  # it has ended meanwhile
+            there = _network(pid)
+            led = (number for number, holder in self._holders.items() if _network(holder.pid) == there)
+            self._head = f"{NETWORK}.{next(led, 0) + 1}:{PORT}"
+            if 0 not in self._commands:
+                self._join(0)
+
     def turn(self, now: float) -> list[int]:
         """Returns the pids of their commands."""
         for number, command in self._commands.items():
@@ -109,22 +119,26 @@ class Machines:
         return [f"squall join of machine {number} (pid {self._commands[number].pid})" for number in living]
 
     def _join(self, number: int) -> None:
-        command = [*self._within(number), sys.executable, "-m", "squall", "join", HEAD]
+        command = [*self._within(number), sys.executable, "-m", "squall", "join", self._head]
         quiet = subprocess.DEVNULL
         self._commands[number] = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet)
 
     def _within(self, number: int) -> list[str]:
-        return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
+        return [] if number not in self._holders else ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
 
 
 def _ip(*words: str, within: Sequence[str] = ()) -> None:
     subprocess.run([*within, "ip", *words], check=True)
 
 
+def _network(process: int | str) -> Path:
+    return Path(f"/proc/{process}/ns/net").readlink()
+
+
 def _wait_apart(pid: int) -> None:
     """Until that process has a network of its own."""
     until = time.monotonic() + BEGIN_WITHIN_S
-    while Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
+    while _network(pid) == _network("self"):
         if time.monotonic() > until:
             raise TimeoutError(f"unshare --net (pid {pid}) has not made a network")
         time.sleep(0.001)

@@ -17,6 +17,7 @@ class Found(NamedTuple):
     pid: int
     started: str
     name: str  # such as "shard 0"; "" while it has none
+    run: str = ""  # name of the run's directory
 
     @property
     def role(self) -> str:
@@ -45,7 +46,7 @@ class Family:
         """Those that live, without those that have started all."""
         for pid in _below([*self._roots, *(found.pid for found in self._seen.values() if found.lives)]):
             if started := _started(pid):
-                self._seen[pid, started] = Found(pid, started, _name(pid))
+                self._seen[pid, started] = Found(pid, started, *_name(pid))
         return [found for found in self._seen.values() if found.lives]
 
     def of(self, role: str) -> list[Found]:
@@ -63,15 +64,15 @@ def _below(roots: list[int]) -> Iterator[int]:
                     yield from _below(found)
 
 
-def _name(pid: int) -> str:
-    """As processes of a run call themselves: "squall shard 0 of RUN"."""
+def _name(pid: int) -> tuple[str, str]:
+    """As processes of a run call themselves: "squall shard 0 of RUN"; and RUN."""
     with suppress(OSError):
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         kind, _, rest = title.partition(" ")
-        name, of, _ = rest.partition(" of ")
+        name, of, run = rest.partition(" of ")
         if kind == "squall" and of and name.partition(" ")[0] in ROLES:
-            return name
-    return ""
+            return name, run
+    return "", ""
 
 
 def _started(pid: int) -> str:

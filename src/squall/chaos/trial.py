@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import random
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from squall.chaos.outcome import Outcome
 from squall.chaos.processes import Family
 from squall.chaos.updates import Updates
 from squall.launchers.joining.token import VARIABLE, Token
+from squall.record.rows import RecordError
+from squall.report import Reader
 
 POLL_S = 0.01
 LOOK_EVERY_S = 0.25  # for new processes
+LED_WITHIN_S = 20.0  # that a run on several machines may be without a coordinator
 GONE_WITHIN_S = 5.0  # that processes have to be gone, when the command has ended
 SPREAD = 0.5  # of the time between faults, by which they come earlier or later
 
@@ -75,23 +79,38 @@ class Trial:
                 self._family = Family(run.pid)
                 self._chance = random.Random(self.plan.seed)
                 self._began = self._moved_at = self._looked_at = -math.inf
+                self._led, self._led_at = {self.directory.name}, time.monotonic()
                 self._next_at = math.inf if self.plan.begun else -math.inf
                 self._heals: list[tuple[float, Injury]] = []
                 if self._machines is not None:
                     self._machines.begin(own)
-                self._attend(run)
+                with self._passing_on(run):
+                    self._attend(run)
                 left = self._machines.end(GONE_WITHIN_S) if self._machines is not None else []
             left += [*self._left(), *map(str, Path(home).glob("squall-*")), *map(str, set(_shared()) - before)]
-        outcome = Outcome(self.directory, run.returncode, self.injuries, left)
+        outcome = Outcome(self.directory, 0 if len(self._led) > 1 else run.returncode, self.injuries, left)
         if outcome.ended != "finished" and self.injuries:
             self.injuries[-1].without_s = math.inf
         return outcome
 
+    @contextmanager
+    def _passing_on(self, run: subprocess.Popen[bytes]) -> Iterator[None]:
+        """SIGTERM ends the run in order, and this with it."""
+
+        def terminate(number: int, frame: object) -> None:
+            self.interrupted = True
+            run.terminate()
+
+        before = signal.signal(signal.SIGTERM, terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
     def _attend(self, run: subprocess.Popen[bytes]) -> None:
         try:
-            while run.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    run.wait(POLL_S)
+            while run.poll() is None or (not self.interrupted and self._goes_on_elsewhere()):
+                time.sleep(POLL_S)
                 self._turn(time.monotonic())
         except KeyboardInterrupt:  # the run has heard of it as well
             self.interrupted = True
@@ -100,14 +119,34 @@ class Trial:
         finally:
             self._heal(math.inf)
 
+    def _goes_on_elsewhere(self) -> bool:
+        """Without its first machine: a coordinator is there, or may soon be."""
+        if self._machines is None or time.monotonic() > self._led_at + LED_WITHIN_S:
+            return False
+        with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
+            return reader.state().get("status") == "running"
+        return True
+
+    def _look(self, now: float) -> None:
+        """For processes that have come, and for the coordinator."""
+        self._looked_at = now
+        if self._machines is None:
+            self._family.look()
+            return
+        self._family.adopt(self._machines.turn(now))
+        for found in self._family.of("coordinator"):
+            self._led_at = now
+            if found.run not in self._led and (directory := Path("runs", found.run).absolute()).exists():
+                self._led.add(found.run)
+                self.directory = directory
+                self._updates.follow(directory)
+                self._machines.follow(found.pid)
+
     def _turn(self, now: float) -> None:
         if self._updates.moved():
             self._on_update(now)
         if now >= self._looked_at + LOOK_EVERY_S:
-            self._looked_at = now
-            if self._machines is not None:
-                self._family.adopt(self._machines.turn(now))
-            self._family.look()
+            self._look(now)
         self._heal(now)
         due = now >= self._next_at and len(self.injuries) < self.plan.at_most
         if due and (self.plan.moment is None or self.plan.moment(self.directory, self._family)):

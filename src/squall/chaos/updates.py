@@ -23,6 +23,11 @@ class Updates:
         self._reader: Reader | None = None
         self._rows = self._looks = 0
 
+    def follow(self, directory: Path) -> None:
+        """The run has another one from now on."""
+        self.close()
+        self._directory, self._files, self._reader, self._rows = directory, {}, None, 0
+
     def moved(self) -> bool:
         """Whether there are any that there were not at the last look."""
         moved = False

@@ -87,7 +87,7 @@ def _chaos(options: argparse.Namespace, local: object, commanded_at: float) -> t
     if machines < 1 + ("cut" in chosen):
         raise ValueError(f"--machines {machines}: of a run on one machine no network can be cut, so give 2 or more")
     if machines > 1:
-        apart(sys.argv[1:])
+        apart([sys.executable, "-m", "squall", *sys.argv[1:]])
         training += ["--machines", str(machines), "--listen", HEAD]
     plan = Plan(
         faults, every_s=chosen.get("every", 2.0), lasting_s=chosen.get("lasting", 1.0), seed=chosen.get("seed", 0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument("head", metavar="HOST:PORT", help="where the run listens, as its first machine has printed it")
     parser.add_argument(
         "--token-file", metavar="FILE",
-        help="the run's token, copied from its first machine (default: what the variable SQUALL_TOKEN contains). Where"
-        " it lies in the run's directory, a run that went on elsewhere puts there at its end what is missing",
+        help="the run's token, copied from its first machine (default: what the variable SQUALL_TOKEN contains)",
     )  # fmt: skip
     parser.add_argument("--cores", type=int, metavar="N", help="use so many cores (default: all of this machine)")
     parser.add_argument(
@@ -38,16 +36,13 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tuple[int, str]:
     from squall.checks import require
     from squall.launchers.joining.address import parse_address
-    from squall.launchers.joining.call import RECORD, Call
+    from squall.launchers.joining.call import Call
     from squall.launchers.joining.token import find_token
 
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
-    token, directory = find_token(options.token_file), ""
-    if options.token_file is not None and (there := Path(options.token_file).resolve().parent / RECORD).exists():
-        directory = str(there.parent)
-    return take_part(Call(head, token, options.wait, options.cores, address=options.address, directory=directory))
+    return take_part(Call(head, find_token(options.token_file), options.wait, options.cores, address=options.address))
 
 
 def take_part(call: Call) -> tuple[int, str]:

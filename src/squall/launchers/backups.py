@@ -81,13 +81,14 @@ def _lead(job: Job, deputy: Node) -> Job:
 def remove_unused(job: Job) -> None:
     """What deputies have kept here, of whom nobody goes on."""
     for deputy in list(job.deputies):
-        _remove(job, deputy)
+        remove(job, deputy)
 
 
-def _remove(job: Job, deputy: Node) -> None:
-    kept = job.deputies.pop(deputy)
-    shutil.rmtree(kept.directory, ignore_errors=True)
-    os.close(kept.lock)
+def remove(job: Job, deputy: Node) -> None:
+    """What it has kept here, unless somebody has gone on from that."""
+    if (kept := job.deputies.pop(deputy, None)) is not None:
+        shutil.rmtree(kept.directory, ignore_errors=True)
+        os.close(kept.lock)
 
 
 def _begin(job: Job, backup: Node, here: Collection[Node]) -> None:
@@ -115,9 +116,7 @@ def _take_over(job: Job, shard: Node, backup: Node) -> None:
 
 
 def ended(job: Job, node: Node, why: str) -> ProcessEnded:
-    """A process that has ended without having been told to, in whose place nobody goes on by itself."""
-    if node in job.deputies:
-        _remove(job, node)
+    """A process that has ended without having been told to."""
     legacy = job.legacies.get(node.index) if node.role == "shard" else None
     return ProcessEnded(node, why, legacy is not None and legacy.numbers.torn)
 

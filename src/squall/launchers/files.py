@@ -29,10 +29,10 @@ def _pieces(file: Path) -> Iterator[memoryview]:
 
 
 def take_files(head: ControlPipe, directory: Path, names: Iterable[str]) -> None:
-    """Raises `OSError` where there is no room, `EOFError` where the head is gone."""
+    """Where none of these is. Raises `OSError` where there is no room, `EOFError` where the head is gone."""
     for name in names:
         file = directory / name
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as opened:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             while piece := head.connection.recv_bytes():
                 opened.write(piece)

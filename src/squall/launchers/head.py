@@ -134,7 +134,6 @@ class Head:
             assert self._guests is not None
             room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
             machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
-            machine.incomplete = joined.hello.incomplete
             self._guests.add(machine, self._task)
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self.begun):

@@ -150,6 +150,8 @@ class MemberNursery(Nursery):
     def _let_in(self, number: int) -> None:
         """Have `squall join` on this machine let further ones into the run."""
         site, machine = self._site, self._machine
+        if not site.has(COORDINATOR):
+            return
         here = {str(node): ("" if site.has(node) else host, port) for node, (host, port) in site.addresses.items()}
         self._attendant.say(
             kind="leads", directory=str(self._job.directory), machine=machine, number=number, host=site.host,

@@ -163,6 +163,8 @@ class Nursery:
         """Give the machine an event, and do what it says."""
         for effect in self._linked.on(event, time.monotonic()):
             self._do(effect)
+        if isinstance(event, ProcessEnded):  # a coordinator has begun, if a deputy had asked for that
+            backups.remove(self._job, event.node)
 
     def _do(self, effect: Effect) -> None:
         match effect:

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def _take_part(attendant: ControlPipe, call: Call, own: Path) -> None:
     else:
         take_in(message["modules"], own / MODULES)
         if "plan" in message and message["plan"].settings.copies > 1:
-            (own / TASK).write_bytes(task)  # for those that join this machine, if the run goes on from it
-        place = Member(member.machine, member.identity, call.head[0], attendant, own, member.address, call.directory)
+            with suppress(OSError):  # without it none can join this machine, if the run goes on from it
+                (own / TASK).write_bytes(task)
+        place = Member(member.machine, member.identity, call.head[0], attendant, own, member.address)
         _serve(head, message, own / "sockets", place)
     finally:
         shutil.rmtree(own, ignore_errors=True)

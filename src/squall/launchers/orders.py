@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from squall.errors import SquallError
-from squall.launchers.completing import complete
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.files import take_files
 from squall.protocol.effects import End
@@ -91,7 +90,6 @@ class Member(NamedTuple):
     attendant: ControlPipe  # leads to `squall join`
     own: Path  # a directory for this machine's part of the run, which is removed at its end
     host: str = ""  # where others reach this machine
-    directory: str = ""  # of the run, if that was this machine's
 
 
 class Orders:
@@ -126,8 +124,6 @@ class Orders:
                     self._head.say(kind="placed", ports=ports, placing=self._placing)
                 case "launch":
                     return self._order(plan, said, seats, listeners)
-                case "complete" if self._member is not None:
-                    self._member.attendant.say(kind="told", text=complete(self._head, self._member.directory, said))
                 case "stop" | "kill":
                     break
                 case _:
@@ -158,9 +154,6 @@ class Orders:
         """
         self._leaves, self._gone = leaves, OVER
         told = end.status == "finished" and end.reason  # by the head
-        if self._is_completed(end.status):
-            self._gone = end
-            return True
         if not told and (end.status == "finished" or (end.status == "left" and shards)):
             return True
         if end.status == "moved" and not leaves:
@@ -168,10 +161,6 @@ class Orders:
             return True
         self.tell({"left": LEFT, "moved": HANDED_OVER}.get(end.status, end))
         return False
-
-    def _is_completed(self, status: str) -> bool:
-        """A directory of the run, when that has ended so."""
-        return self._member is not None and bool(self._member.directory) and status in ("finished", "interrupted")
 
     @property
     def _machine(self) -> int:
@@ -218,8 +207,6 @@ class Orders:
                 continue
             if told is not None and told["kind"] not in ("end", "kill"):
                 return told
-            if told is not None and told["kind"] == "end" and self._is_completed(told["status"]):
-                continue
             if self._unready:
                 self.tell(LEFT)
                 return None

@@ -58,7 +58,6 @@ class Gathered:
     ports: dict[str, int] = field(default_factory=dict)  # of its shards, when it was told who is there
     step: Step = Step.JOINED  # that it has come to
     leaves: bool = False  # it ends with what ran there
-    incomplete: bool = False  # it has been the run's first one, whose directory lacks what came later
 
 
 class Launched(NamedTuple):

@@ -12,18 +12,17 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from squall.launchers.completing import give_directory
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
 from squall.launchers.head import Head, tell
 from squall.launchers.joining.address import Address, bound
 from squall.launchers.joining.call import Call
 from squall.launchers.orders import Facts
-from squall.launchers.roster import Standing, Step, Wanted
+from squall.launchers.roster import Standing, Wanted
 from squall.protocol.effects import End
 
 ANYWHERE = ("0.0.0.0", 0)
-SILENT_S = 5.0  # that other machines may take to end what runs there
+ENDS_WITHIN_S = 2.0  # what runs on other machines, when the run has ended
 
 
 class SecondHead(Head):
@@ -48,26 +47,24 @@ class SecondHead(Head):
         )  # fmt: skip
         gathering = Gathering(self.here(own), wanted, None, self._root, tell)
         gathering.go_on(standing)
-        self.let_in(gathering, cloudpickle.dumps({**message, "plan": plan}), standing.directory)
+        try:
+            self.let_in(gathering, cloudpickle.dumps({**message, "plan": plan}), standing.directory)
+        except BaseException:
+            self._listener.close()
+            raise
 
     def close(self, end: End | None = None) -> None:
-        """The first machine, if it has joined again, gets what it lacks. Without an end this machine is lost alone."""
+        """Without an end this machine is lost alone."""
         if end is None:
             self.leave()
         else:
             end = End(end.status, f"the run is {end.status}, on machine {self._machine}")
             self.over(end.status, end.reason)
-            self._wait_ended(time.monotonic() + SILENT_S)
-            for machine in self._others():
-                if machine.incomplete and machine.step is Step.ENDED:
-                    give_directory(machine.pipe, self._directory)
-                    machine.pipe.connection.flush()
+            until = time.monotonic() + ENDS_WITHIN_S
+            while not self.collected and (left := until - time.monotonic()) > 0:
+                wait(self.sources, left)
+                self.attend()
         super().close(end)
-
-    def _wait_ended(self, until: float) -> None:
-        while not self.collected and (left := until - time.monotonic()) > 0:
-            wait(self.sources, left)
-            self.attend()
 
     def attend(self) -> None:
         """What processes on other machines have come to the record tells."""

@@ -12,7 +12,7 @@ from squall.protocol.effects import Effect, End, Payload, PublishSnapshot
 from squall.protocol.events import Event
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
-from squall.protocol.notes import MemberDied, MemberJoined, MemberLeft, WorkReported
+from squall.protocol.notes import MemberDied, MemberJoined, MemberLeft, MemberReplaced, WorkReported
 from squall.record.inventory import Inventory
 from squall.runtime.driver import HostAround
 from squall.runtime.job import Job
@@ -27,7 +27,8 @@ TELL_EVERY_S = 1.0
 class TrafficHost(HostAround):
     """The coordinator's. It counts what replicas push to shards on other machines and fetch from there, part by part.
 
-    Without shards it is what they send each other in a ring, as it is when they report.
+    What a replica pushes goes on to the shard's backup, if neither of them is on its machine. Without shards it is what
+    they send each other in a ring, as it is when they report.
     """
 
     def __init__(self, host: CoordinatorHost, job: Job, site: Site) -> None:
@@ -39,6 +40,7 @@ class TrafficHost(HostAround):
         self._others: dict[Node, tuple[int, ...]] = {}  # machines of other parts
         self._ranges, self._blocks = job.ranges, job.recipe.work.blocks
         self._shards = [site.seats["shard", shard] for shard in range(job.recipe.shards)]  # their machines
+        self._backups: dict[int, Node] = {}  # by shard
         self._bytes: dict[tuple[int, int], int] = defaultdict(int)  # numbers, from a machine to another one
         self._told_at = -math.inf
         if (kept := job.kept.get("traffic")) is not None:
@@ -57,7 +59,8 @@ class TrafficHost(HostAround):
             self._bytes.update({(here, there): sent for here, there, sent in msgspec.json.decode(before)})
 
     def keeps(self) -> dict[str, object]:
-        own = {name: self.__dict__[name] for name in ("_machine", "_members", "_others", "_bytes", "_told_at")}
+        names = ("_machine", "_members", "_others", "_shards", "_backups", "_bytes", "_told_at")
+        own = {name: self.__dict__[name] for name in names}
         return {**super().keeps(), "traffic": own}
 
     def perform(self, effect: Effect, now: float) -> Event | None:
@@ -66,8 +69,13 @@ class TrafficHost(HostAround):
                 self._machine[node], self._others[node] = machine, others
                 if node.role == "replica":
                     self._members[node] = None
+                elif node.role == "backup":
+                    self._backups[node.index] = node
+            case MemberReplaced(Node("shard", shard), where) if where:  # by its backup, there
+                self._shards[shard] = self._machine[self._backups[shard]]
             case MemberDied(node) | MemberLeft(node):
                 self._members.pop(node, None)
+                self._backups = {shard: backup for shard, backup in self._backups.items() if backup != node}
             case WorkReported(node, stats):
                 self._add(node, stats)
                 self._add_round(node, stats)
@@ -103,13 +111,17 @@ class TrafficHost(HostAround):
         others = self._others.get(node, ())
         for part, here in enumerate((self._machine[node], *others)):
             for shard, there in enumerate(self._shards):
-                if there == here:
+                backup = self._backups.get(shard)
+                beside = there if backup is None else self._machine[backup]
+                if here == there == beside:
                     continue
                 payload = Payload("gradient", node, 0, 0, shard, part=part if others else -1)
                 pushed = stats.pushes * (self._bytes_of(payload) // self._blocks)
-                fetched = stats.fetches * self._bytes_of(replace(payload, kind="weights"))
-                self._bytes[here, there] += pushed
-                self._bytes[there, here] += fetched
+                if here != there:
+                    self._bytes[here, there] += pushed
+                    self._bytes[there, here] += stats.fetches * self._bytes_of(replace(payload, kind="weights"))
+                if beside not in (here, there):
+                    self._bytes[there, beside] += pushed
 
     def _bytes_of(self, payload: Payload) -> int:
         return 4 * self._ranges(payload).count

@@ -67,8 +67,7 @@ class Attending:
                 self._hear(self._pipe.hear())
             if interrupts and (self._listening or not self._pipe.connection.poll()):
                 self._interrupted()
-            if self._head is not None:
-                self._head.attend()
+            self._let_in()
         return self._end
 
     def _hear(self, said: dict[str, Any] | None) -> None:
@@ -98,14 +97,28 @@ class Attending:
             self._pipe.say(kind="leave")
 
     def _lead(self, said: dict[str, Any]) -> None:
-        from squall.launchers.second_head import SecondHead  # imports torch
-
+        if self._head is not None:
+            return
         try:
+            from squall.launchers.second_head import SecondHead  # imports torch
+
             self._head = SecondHead(self._call, said, self._pipe, self._own / TASK)
-        except (OSError, ValueError) as error:
-            self._tell(f"warning: no machine can join the run here: {error}")
+        except Exception as error:  # the run goes on without
+            self._tell(f"warning: no machine can join the run here: {type(error).__name__}: {error}")
+
+    def _let_in(self) -> None:
+        try:
+            if self._head is not None:
+                self._head.attend()
+        except Exception as error:
+            self._tell(f"warning: no machine can join the run here any more: {type(error).__name__}: {error}")
+            self._close_head()
+
+    def _close_head(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            head.close(self._end)
 
     def close(self) -> None:
         self.nursery.close()
-        if self._head is not None:
-            self._head.close(self._end)
+        self._close_head()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from squall.launchers.joining.address import Address
 from squall.launchers.joining.token import Token
 
-RECORD = "run.sqlite"
 TASK = "task"  # file in a member's own directory: what it was given as it joined
 
 
@@ -21,4 +20,3 @@ class Call:
     cores: int | None = None  # to be used, if not all
     number: int = 0  # that it would like to have in the run
     address: str | None = None  # where others reach this machine, if not where it calls from
-    directory: str = ""  # of the run, which was this machine's, and is to be completed at its end
