@@ -21,7 +21,7 @@ deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds
 	$(BIN)/python -m pytest --deep -n 2 --dist worksteal
 	$(BIN)/python -m squall.sim.proof.soak --count 2000 --first $(shell date +%y%m%d)0000
 	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000 --answers
-	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000 --copies
+	$(BIN)/python -m squall.sim.proof.soak --count 500 --first $(shell date +%y%m%d)0000 --copies
 	$(BIN)/python -m squall.sim.proof.soak --count 500 --first $(shell date +%y%m%d)0000 --deputies
 	$(BIN)/python -m tests.chaos --faults 30
 

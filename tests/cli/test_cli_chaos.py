@@ -23,6 +23,7 @@ def chaos(run_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
 
 
+@deep.only
 @pytest.mark.parametrize("strategy", deep.sweep(["downpour", "synchronous"], 1))
 def test_a_run_whose_processes_are_killed_keeps_its_promises(run_dir: Path, strategy: str) -> None:
     flags = ["--kill", "replica", "--kill", "evaluator", "--every", "1500ms", "--seconds", "6", "--strategy", strategy]

@@ -72,6 +72,7 @@ KILLS = [
 ]
 
 
+@deep.only
 @pytest.mark.parametrize(("replicas", "victims"), deep.sweep(KILLS, 1))
 def test_killed_replicas_are_replaced_and_no_example_is_lost(tmp_path: Path, replicas: int, victims: list[str]) -> None:
     with training(tmp_path, replicas, 4) as run:

@@ -92,6 +92,7 @@ def test_the_weights_are_those_of_a_run_on_one_machine(tmp_path: Path) -> None:
 
 
 @deep.only
+@deep.only
 @pytest.mark.parametrize("victim", ["replica 1", "replica 0"])
 def test_a_killed_replica_is_replaced_and_no_example_is_lost(tmp_path: Path, victim: str) -> None:
     with training(tmp_path, 4, "8") as found:

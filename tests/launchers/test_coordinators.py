@@ -56,6 +56,7 @@ def test_a_killed_coordinator_is_succeeded_and_no_example_is_lost(tmp_path: Path
     assert replayed.returncode == 0, replayed.stderr
 
 
+@deep.only
 def test_with_all_that_is_trained_counted_once(tmp_path: Path) -> None:
     """The run ends well, and what replicas report adds up to what there is."""
     directory = tmp_path / f"run-{uuid4().hex[:8]}"

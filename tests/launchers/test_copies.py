@@ -103,6 +103,7 @@ class Deadly(torch.optim.Adam):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+@deep.only
 def test_a_death_inside_an_update_loses_nothing(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, too: the backup has made the updates of its own numbers, and goes on."""
     monkeypatch.setenv("KILLED", str(run_dir.with_name("killed")))

@@ -168,6 +168,7 @@ def test_a_first_machine_that_comes_back_is_refused(tmp_path: Path) -> None:
         second.interrupt()
 
 
+@deep.only
 def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
     """It cannot know whether the first one trains on."""
     with cluster(tmp_path, 2, *COPIED) as found:
@@ -180,6 +181,7 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
     assert list((second.directory / "snapshots").iterdir())
 
 
+@deep.only
 def test_a_first_machine_that_loses_its_nursery_leaves_the_run_to_the_others(tmp_path: Path) -> None:
     """It does not begin again beside them."""
     with cluster(tmp_path, 3, *COPIED) as found:

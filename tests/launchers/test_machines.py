@@ -287,6 +287,7 @@ def test_thirty_two_machines_train_to_the_end(tmp_path: Path) -> None:
         assert {row.replica for row in reader.rows(ProgressRow)} == set(range(MANY))
 
 
+@deep.only
 def test_the_first_machines_processes_are_lost_and_all_begin_again(tmp_path: Path) -> None:
     with cluster(tmp_path, 3, *WITH_SHARDS, "--snapshot-every-s", "0.3") as found:
         found.event("snapshot", "snapshot 2 in")

@@ -148,7 +148,7 @@ def test_answers_of_other_nodes_come_to_the_directory_whole_and_in_order(cluster
     )  # fmt: skip
     status, _, err = run.finish()
     assert status == 0, err
-    assert {row.replica for row in run.rows(ProgressRow)} > {0}  # type: ignore[attr-defined]
+    assert {row.replica for row in run.rows(ProgressRow)} - {0}  # type: ignore[attr-defined]  # on other nodes
     found = squall.Predictions(out).load()
     assert isinstance(found, dict)
     assert found["number"].tolist() == list(range(answered.EXAMPLES))

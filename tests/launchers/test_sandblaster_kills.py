@@ -56,6 +56,7 @@ def reached(run: Started, found: dict[str, object], directory: Path) -> None:
     assert run.gone()
 
 
+@deep.only
 def test_a_killed_replica_is_replaced_and_the_method_goes_on(started: Started, alone: Path) -> None:
     started.kill("replica 1")
     status, out, err = started.finish()
@@ -80,6 +81,7 @@ def test_killed_shards_are_succeeded_and_the_method_goes_on(started: Started, al
     replays(started.directory)
 
 
+@deep.only
 @pytest.mark.parametrize("operation", deep.sweep(["add", "mul", "mv"], 1))
 def test_a_shard_that_dies_inside_a_change_of_its_vectors_is_succeeded(
     tmp_path: Path, alone: Path, operation: str

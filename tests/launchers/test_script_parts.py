@@ -42,6 +42,7 @@ def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> fl
     return float((mine - theirs).norm() / theirs.norm())
 
 
+@deep.only
 @pytest.mark.parametrize(
     ("how", "strategy"),
     deep.sweep(

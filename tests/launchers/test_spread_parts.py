@@ -75,6 +75,7 @@ def runs_there(found: Cluster) -> str:
     return runs
 
 
+@deep.only
 @pytest.mark.parametrize("split", deep.sweep(["slices", "interleaved", "zero-bubble", "branches", "1f1b"], 1))
 @deep.only
 def test_the_weights_are_those_of_parts_on_one_machine(

@@ -159,6 +159,7 @@ def rewrite(path: Path, records: Sequence[list[Any]]) -> None:
         log.add(record)
 
 
+@deep.only
 def test_a_step_that_some_have_finished_counts_where_one_of_them_went_on(run_dir: Path) -> None:
     """The first member writes the last snapshot behind it, which the second has not lived to see."""
     strategy = squall.AllReduce(replicas=2, optimizer=SGD)

@@ -41,6 +41,7 @@ CASES: list[tuple[str, int, int, Any, dict[str, Any]]] = [
 ]
 
 
+@deep.only
 @pytest.mark.parametrize(("split", "parts", "replicas", "optimizer", "options"), deep.sweep(CASES, 1))
 def test_the_weights_of_replicas_of_parts_are_computed_again(
     split: str, parts: int, replicas: int, optimizer: Any, options: dict[str, Any], run_dir: Path

@@ -94,7 +94,7 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 3))
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 1))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(PLANTED[name], monkeypatch, worlds())
 

@@ -84,7 +84,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 4))
+@pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 1))
 def test_a_planted_fault_of_copies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(FAULTS[name], monkeypatch, map(backed, itertools.count()))
 
@@ -107,7 +107,7 @@ def test_what_was_wrong_with_copies_once(what: str, monkeypatch: pytest.MonkeyPa
     assert verdict(world, self_checks=False).invariant == broken
 
 
-@pytest.mark.parametrize("seed", deep.sweep(range(40), 12))
+@pytest.mark.parametrize("seed", deep.sweep(range(40), 4))
 def test_a_world_with_copies_holds(seed: int) -> None:
     found = verdict(backed(seed))
     assert not found.error, str(found)

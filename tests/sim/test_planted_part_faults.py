@@ -135,12 +135,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-MANY = 40  # worlds take seconds
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[deep.only] if PLANTED[name].within >= MANY else []) for name in PLANTED]
-)
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 1))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = PLANTED[name]
     catch(planted, monkeypatch, (world for world in worlds(planted.of, 2) if world.parts > 1))

@@ -101,9 +101,6 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-LATE = ("an update that was made and not told is made again", "numbers are put again where a replica computes on them")
-
-
-@pytest.mark.parametrize("name", [name for name in PLANTED if deep.wanted or name not in LATE])
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 1))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(PLANTED[name], monkeypatch)
