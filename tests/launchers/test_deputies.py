@@ -101,6 +101,18 @@ def led_by_another(found: Cluster) -> Second:
     return second
 
 
+def lose_the_next(found: Cluster, second: Second) -> None:
+    """The machine from which the run goes on, whose deputy goes on in turn."""
+    others = [each for each in found.machines if each is not second.machine]
+    third = Second(found, others, gone=second.directory)
+    wait_whole(second)
+    second.machine.signal(signal.SIGKILL)
+    second.machine.finish()
+    found.machines.remove(second.machine)
+    third.leads()
+    third.interrupt()
+
+
 def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
     """And is resumed from where its deputy has kept it."""
     with cluster(tmp_path, 3, *COPIED) as found:
@@ -124,14 +136,7 @@ def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) 
     """Each time the one with the coordinator: it has another deputy soon."""
     with cluster(tmp_path, 4, "--strategy", strategy, *COPIED) as found:
         second = led_by_another(found)
-        others = [each for each in found.machines if each is not second.machine]
-        third = Second(found, others, gone=second.directory)
-        wait_whole(second)
-        second.machine.signal(signal.SIGKILL)
-        second.machine.finish()
-        found.machines.remove(second.machine)
-        third.leads()
-        third.interrupt()
+        lose_the_next(found, second)
 
 
 @deep.only
@@ -141,14 +146,7 @@ def test_who_has_joined_a_run_that_went_on_is_a_machine_like_others(tmp_path: Pa
         second = led_by_another(found)
         found.machines.append(found.join())
         wait_for(lambda: second.told("deputy 0", since="machine 3, with room"), START_S, "another deputy")
-        others = [each for each in found.machines if each is not second.machine]
-        third = Second(found, others, gone=second.directory)
-        wait_whole(second)
-        second.machine.signal(signal.SIGKILL)
-        second.machine.finish()
-        found.machines.remove(second.machine)
-        third.leads()
-        third.interrupt()
+        lose_the_next(found, second)
 
 
 @deep.only  # the old one asks for half a minute

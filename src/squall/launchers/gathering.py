@@ -157,10 +157,8 @@ class Gathering:
             case "built" if machine.facts is None:
                 machine.facts = msgspec.convert(said["facts"], Facts)
                 self._compare()
-            case "unready" if (
-                machine is not self._own and machine.step < Step.BEGUN
-            ):  # else it leaves when it has begun
-                machine.pipe.connection.close()
+            case "unready" if machine is not self._own and machine.step < Step.BEGUN:
+                machine.pipe.connection.close()  # one that was told to begin leaves in order when it has
                 self.lose(number)
             case "placed" | "ready" if said.get("placing", 0) != self._placings:
                 pass  # since when all is different
