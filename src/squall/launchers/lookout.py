@@ -16,7 +16,7 @@ from squall.protocol.events import ActivitySeen, Event, ProcessesSeen
 from squall.protocol.hangs import HANG_AFTER_S, Sight
 from squall.runtime.board import Board
 from squall.runtime.job import Job
-from squall.runtime.processes import memory_kills, state_of
+from squall.runtime.processes import memory_kills, state_of_all
 from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
@@ -69,7 +69,7 @@ class Lookout:
         return explain(code) + (OUT_OF_MEMORY if short else "")
 
     def _sight(self, board: Board, child: Child) -> Sight:
-        seen, state = board.sight(child.node), state_of(child.pid)
+        seen, state = board.sight(child.node), state_of_all(child.pid)
         begins = self._scripts and seen.moved < 0  # it is before its batches
         if (self._own_time or begins) and child.node.role == "replica":
             return Sight(child.node, seen.moved, state=state)

@@ -71,6 +71,15 @@ def state_of(pid: int) -> State:
         return "runs"
 
 
+def state_of_all(pid: int) -> State:
+    """Of a process and those it has forked from its main thread: one that is stopped may be waited for by the others."""
+    if (state := state_of(pid)) == "runs":
+        with contextlib.suppress(OSError):  # it has ended, or the kernel does not tell
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return "stopped" if "stopped" in (state_of(int(child)) for child in children) else state
+    return state
+
+
 def available_memory() -> int:
     """Bytes of this machine's memory that processes may still have."""
     lines = Path("/proc/meminfo").read_text().splitlines()
