@@ -72,7 +72,7 @@ def state_of(pid: int) -> State:
 
 
 def state_of_all(pid: int) -> State:
-    """Of a process and those it has forked from its main thread: one that is stopped may be waited for by the others."""
+    """Of a process and those it has forked from its main thread: the others may wait for one that is stopped."""
     if (state := state_of(pid)) == "runs":
         with contextlib.suppress(OSError):  # it has ended, or the kernel does not tell
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
