@@ -15,7 +15,7 @@ import torch
 from squall.attending import attend, finish, mended, raise_for
 from squall.evaluation_callback import EvaluationCallback, OnEvaluation
 from squall.launchers.alone import LoneRun
-from squall.launchers.head import head_of
+from squall.launchers.head_of_plan import head_of
 from squall.launchers.inline import InlineRun, LoneChannel
 from squall.launchers.local import LocalRun
 from squall.live.beside import live_page

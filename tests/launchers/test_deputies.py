@@ -14,6 +14,7 @@ import pytest
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
+from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_copies import COPIED, role_of, wait_whole
@@ -121,6 +122,11 @@ def test_a_run_outlives_its_first_machine(tmp_path: Path) -> None:
         assert f"the run goes on from this one, in {second.directory}" in said
         assert f"squall resume {second.directory} goes on with it" in said
     again = Started(second.directory, "resume", str(second.directory), "--machines", "1", "--copies", "1")
+    goes_on(again)
+
+
+def goes_on(again: Started) -> None:
+    """And ends in order."""
     try:
         again.goes_on()
         again.process.send_signal(signal.SIGINT)
@@ -137,6 +143,24 @@ def test_one_machine_after_the_other_may_be_lost(tmp_path: Path, strategy: str) 
     with cluster(tmp_path, 4, "--strategy", strategy, *COPIED) as found:
         second = led_by_another(found)
         lose_the_next(found, second)
+
+
+@deep.only
+def test_the_first_machine_joins_the_run_again_and_gets_what_its_directory_lacks(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED) as found:
+        second = led_by_another(found)
+        with closing(Reader(found.directory / "run.sqlite")) as reader:
+            before = sum(row.examples for row in reader.rows(ProgressRow))
+        found.machines.append(again := found.join("--complete", str(found.directory)))  # it listens where it did
+        wait_for(lambda: second.told("machine 3, with room"), START_S, "the first machine to join again")
+        second.interrupt()
+        _, said = again.finish()
+        assert f"{found.directory} has all of the run now" in said, said
+        with closing(Reader(found.directory / "run.sqlite")) as reader:
+            assert sum(row.examples for row in reader.rows(ProgressRow)) == second.trained() > before
+        assert Snapshots(found.directory).numbers() == Snapshots(second.directory).numbers()
+    again = Started(found.directory, "resume", str(found.directory), "--machines", "1", "--copies", "1")
+    goes_on(again)
 
 
 @deep.only

@@ -27,10 +27,10 @@ from tests.warm import Warm
 class Machine:
     """`squall join`, with all that is forked from it."""
 
-    def __init__(self, address: str, token: Path, directory: Path) -> None:
+    def __init__(self, address: str, token: Path, directory: Path, *flags: str) -> None:
         self.files = Path(tempfile.mkdtemp())  # all that it keeps while it takes part; not too long for sockets
         environment = {**os.environ, "TMPDIR": str(self.files)}
-        self.process = Warm(["join", address, "--token-file", str(token)], cwd=directory, env=environment)
+        self.process = Warm(["join", address, "--token-file", str(token), *flags], cwd=directory, env=environment)
 
     def pids(self) -> list[int]:
         """The nursery, and its processes."""
@@ -66,8 +66,8 @@ class Cluster:
         self.address = line.split()[2]
         self.machines = [self.join() for _ in range(machines - 1)]
 
-    def join(self) -> Machine:
-        return Machine(self.address, self.directory / "token", self.directory.parent)
+    def join(self, *flags: str) -> Machine:
+        return Machine(self.address, self.directory / "token", self.directory.parent, *flags)
 
     def event(self, kind: str, text: str = "") -> None:
         """Wait until the record tells of it."""

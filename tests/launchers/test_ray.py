@@ -22,7 +22,7 @@ import pytest
 import squall
 from squall import Downpour, Settings
 from squall.errors import SquallError
-from squall.launchers.head import head_of
+from squall.launchers.head_of_plan import head_of
 from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.roster import Launched
 from squall.plan import make_plan

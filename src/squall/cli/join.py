@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
         "--token-file", metavar="FILE",
         help="the run's token, copied from its first machine (default: what the variable SQUALL_TOKEN contains)",
     )  # fmt: skip
+    parser.add_argument(
+        "--complete", metavar="RUN_DIR",
+        help="this was the run's first machine, and that the run's directory, which gets at the run's end what it lacks"
+        " (default of --token-file: the token there)",
+    )  # fmt: skip
     parser.add_argument("--cores", type=int, metavar="N", help="use so many cores (default: all of this machine)")
     parser.add_argument(
         "--address", metavar="HOST", help="where the other machines reach this one (default: where it calls from)"
@@ -42,12 +49,24 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
-    return take_part(Call(head, find_token(options.token_file), options.wait, options.cores, address=options.address))
+    directory, token_file = None, options.token_file
+    if options.complete is not None:
+        from squall.launchers.completing import TOKEN, directory_of
+
+        directory = directory_of(options.complete)
+        token_file = token_file or str(directory / TOKEN)
+    call = Call(head, find_token(token_file), options.wait, options.cores, address=options.address)
+    return take_part(replace(call, incomplete=directory is not None), directory)
 
 
-def take_part(call: Call) -> tuple[int, str]:
-    """Join a run, to its end; returns the exit status, and what belongs on stdout."""
+def take_part(call: Call, directory: Path | None) -> tuple[int, str]:
+    """Join a run, to its end, and complete this directory; returns the exit status, and what belongs on stdout."""
     from squall.launchers.joining.attending import attend
 
-    end = attend(call, lambda text: sys.stderr.write(f"squall: {text}\n"))
+    tell = lambda text: sys.stderr.write(f"squall: {text}\n")  # noqa: E731
+    end = attend(call, tell)
+    if directory is not None:
+        from squall.launchers.completing import complete
+
+        complete(call, directory, tell)
     return 0 if end.status in ("finished", "left") else 1, f"{end.reason}\n"

@@ -13,7 +13,7 @@ PIECE_BYTES = 1 << 20
 
 
 def give_files(machine: ControlPipe, files: Iterable[Path]) -> None:
-    """To a machine that was told their names, and takes them next. None may be empty."""
+    """To a machine that was told their names, and takes them next."""
     for file in files:
         for piece in _pieces(file):
             machine.send(piece)
@@ -23,6 +23,8 @@ def give_files(machine: ControlPipe, files: Iterable[Path]) -> None:
 def _pieces(file: Path) -> Iterator[memoryview]:
     """What waits to be sent of it takes no memory."""
     with open(file, "rb") as opened:
+        if not os.fstat(opened.fileno()).st_size:
+            return
         whole = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     for start in range(0, len(whole), PIECE_BYTES):
         yield whole[start : start + PIECE_BYTES]

@@ -13,18 +13,16 @@ from typing import Any
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
-from squall.launchers.joining.address import Address, bound, parse_address, written
+from squall.launchers.joining.address import Address, bound, written
 from squall.launchers.joining.hello import Hello, hello
 from squall.launchers.joining.joining import FROM_HEAD_BYTES
-from squall.launchers.joining.listener import Listener
+from squall.launchers.joining.listener import JoinedMachine, Listener
 from squall.launchers.joining.token import TOKEN, VARIABLE, Token, find_token
-from squall.launchers.on_ray.machines import RayMachines
 from squall.launchers.roster import Gathered, Guests, Launched, Provider, Room, Step, Wanted
 from squall.launchers.schedules import Schedules
 from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.effects import End
 from squall.runtime.attempts import numbers
-from squall.runtime.run_plan import Plan
 from squall.strategies import Recipe
 from squall.transports.certificates import Identity, machine_name
 from squall.transports.texts import printable
@@ -131,10 +129,7 @@ class Head:
     def turn(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """What machines have said that is not about their gathering, with their numbers; the own nursery's is not."""
         for joined in self._listener.turn(time.monotonic()):
-            assert self._guests is not None
-            room, pipe = self._room(joined.hello), ControlPipe(joined.pipe)
-            machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
-            self._guests.add(machine, self._task)
+            self._greet(joined)
         if self._provider is not None and self._guests is not None:
             for text in self._provider.turn(time.monotonic(), self.begun):
                 tell(text)
@@ -160,6 +155,17 @@ class Head:
                 yield number, told
         if self._relay is not None:
             self._relay.turn(self.collected)
+
+    def _greet(self, joined: JoinedMachine) -> None:
+        assert self._guests is not None
+        pipe = ControlPipe(joined.pipe)
+        if joined.hello.fetches:
+            pipe.say(kind="nothing", why="the run has not ended, or was lost by another machine")
+            pipe.connection.close()
+            return
+        room = self._room(joined.hello)
+        machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)
+        self._guests.add(machine, self._task)
 
     @property
     def collected(self) -> bool:
@@ -245,12 +251,14 @@ class Head:
         self._listener.close()
         if end is not None:
             self._miss()
-        status, reason = (end.status, end.reason) if end is not None else ("failed", "the run has failed")
-        for machine in self._others():
-            machine.pipe.say(kind="kill", status=status, reason=reason)
-            machine.pipe.connection.close()
+        self._dismiss(end or End("failed", "the run has failed"))
         if self._provider is not None:
             self._provider.close()
+
+    def _dismiss(self, end: End) -> None:
+        for machine in self._others():
+            machine.pipe.say(kind="kill", status=end.status, reason=end.reason)
+            machine.pipe.connection.close()
 
     def _lose(self, number: int) -> None:
         """Its connection is over. When the run has begun, it is the coordinator that takes a machine for lost."""
@@ -273,26 +281,6 @@ class Head:
         """What others can call, where it listens on all addresses."""
         host, port = self._listener.address
         return (socket.gethostname() if host in ("0.0.0.0", "::") else host), port
-
-
-def head_of(plan: Plan, recipe: Recipe) -> Head | None:
-    """The head of a run that wants several machines. Raises `ValueError` where it cannot listen, or has no Ray."""
-    settings = plan.settings
-    listen = None if settings.listen is None else parse_address(settings.listen, "listen")
-    # Processes that take the place of others have files of their own: a machine may have some more than its share.
-    kept = 2e9 * settings.keep_schedule if isinstance(settings.keep_schedule, int | float) else math.inf
-    wanted = Wanted.of(plan)
-    if settings.launcher == "ray":
-        machines = RayMachines(plan)
-        try:
-            wanted = wanted._replace(machines=machines.count, least_replicas=None)
-            return Head(listen or machines.address(), wanted, recipe, machines, kept)
-        except BaseException:
-            machines.close()
-            raise
-    if listen is None:
-        return None
-    return Head(listen, wanted, recipe, schedules_bytes=kept)
 
 
 def tell(text: str) -> None:

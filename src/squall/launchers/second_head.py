@@ -12,17 +12,20 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from squall.launchers.completing import give_directory
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
 from squall.launchers.head import Head, tell
 from squall.launchers.joining.address import Address, bound
 from squall.launchers.joining.call import Call
+from squall.launchers.joining.listener import JoinedMachine
 from squall.launchers.orders import Facts
 from squall.launchers.roster import Standing, Wanted
 from squall.protocol.effects import End
 
 ANYWHERE = ("0.0.0.0", 0)
 ENDS_WITHIN_S = 2.0  # what runs on other machines, when the run has ended
+FETCHES_WITHIN_S = 30.0  # a machine that has said so, what its directory lacks
 
 
 class SecondHead(Head):
@@ -40,6 +43,7 @@ class SecondHead(Head):
         listen = _free((said["host"], call.head[1]))
         super().__init__(listen, wanted, None, schedules_bytes=0, token=call.token, number=said["number"])
         self._machine = said["machine"]
+        self._incomplete: set[int] = set()  # machines
         standing = Standing(
             Path(said["directory"]), msgspec.convert(said["facts"], Facts),
             {(role, index): at for role, index, at in said["seats"]},
@@ -52,6 +56,7 @@ class SecondHead(Head):
         except BaseException:
             self._listener.close()
             raise
+        tell("the run's first machine, if it is there again, joins so with --complete and the run's directory on it")
 
     def close(self, end: End | None = None) -> None:
         """Without an end this machine is lost alone."""
@@ -64,7 +69,27 @@ class SecondHead(Head):
             while not self.collected and (left := until - time.monotonic()) > 0:
                 wait(self.sources, left)
                 self.attend()
+            self._complete_others(end)
         super().close(end)
+
+    def _greet(self, joined: JoinedMachine) -> None:
+        if joined.hello.incomplete:
+            self._incomplete.add(joined.number)
+        super()._greet(joined)
+
+    def _complete_others(self, end: End) -> None:
+        """Give what the run has left here to whom it has begun with, and wait for that machine's call."""
+        assert self._guests is not None
+        awaited, until = len(self._incomplete & self._guests.machines.keys()), time.monotonic() + FETCHES_WITHIN_S
+        self._dismiss(end)
+        while awaited and (left := until - time.monotonic()) > 0:
+            wait([self._listener], left)
+            for joined in self._listener.turn(time.monotonic()):
+                if joined.hello.fetches:
+                    tell(f"giving the run's files to {joined.hello.machine}")
+                    give_directory(ControlPipe(joined.pipe), self._directory)
+                    awaited -= 1
+                joined.pipe.close()
 
     def attend(self) -> None:
         """What processes on other machines have come to the record tells."""

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from squall.errors import SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
-from squall.launchers.head import Head, head_of, tell
+from squall.launchers.head import Head, tell
+from squall.launchers.head_of_plan import head_of
 from squall.launchers.local import LocalRun
 from squall.launchers.member_messages import Failed
 from squall.launchers.roster import Gathered

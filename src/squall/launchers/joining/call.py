@@ -20,3 +20,5 @@ class Call:
     cores: int | None = None  # to be used, if not all
     number: int = 0  # that it would like to have in the run
     address: str | None = None  # where others reach this machine, if not where it calls from
+    incomplete: bool = False  # it fetches at the end what its directory of the run lacks
+    fetches: bool = False  # it does so now, and takes part in nothing

@@ -32,6 +32,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0  # that it would like to have; 0: any
     shared_memory: int = 0  # bytes that are free
     address: str = ""  # where others reach it
+    incomplete: bool = False  # it was the run's first machine, and fetches at the end what it lacks
+    fetches: bool = False  # this, and takes part in nothing
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
