@@ -102,8 +102,9 @@ def test_what_processes_share_is_reserved_and_those_die_first_whose_loss_costs_l
 
 def unreserved(pid: int) -> Iterator[str]:
     """Mappings of files that are shared, writable, and not all on their disk or in their memory."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()  # before their files: these grow, and never become less
     files = {os.readlink(path): path.stat() for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists()}
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in maps:
         span, rights, _, _, _, *names = line.split(maxsplit=5)
         if "w" not in rights or "s" not in rights or names == ["/dev/zero (deleted)"]:  # memory of the kernel's own
             continue
