@@ -19,7 +19,7 @@ from setproctitle import getproctitle
 import squall
 from squall.plan import make_plan
 from squall.record.rows import EventRow, LossRow, MemberRow
-from squall.report import Reader
+from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from squall.runtime import whole
 from squall.settings import Settings
@@ -66,6 +66,9 @@ def interrupt(found: Cluster) -> None:
     with closing(Reader(found.directory / "run.sqlite")) as reader:
         assert not any(part.missed for part in audit(reader).parts)
         assert not reader.rows(LossRow)
+        summary = summarize(reader)
+        assert summary.copied_bytes > 0
+        assert 0 < (summary.copying or 0.0) < 1
     assert list((found.directory / "snapshots").iterdir())
 
 

@@ -3,7 +3,7 @@ import math
 from contextlib import closing
 from pathlib import Path
 
-from squall.record.rows import MetricRow
+from squall.record.rows import ActivityRow, MetricRow
 from squall.report import Reader, Summary, summarize
 from tests.report.conftest import state, work, write
 
@@ -56,6 +56,18 @@ def test_it_prints_as_a_plain_table(run_dir: Path) -> None:
     }
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_copies_cost_is_said_where_there_are_such(tmp_path: Path) -> None:
+    def row(node: str, seconds: float, copied_s: float) -> ActivityRow:
+        return ActivityRow(seconds, 0, node, seconds, 0.0, 0.0, 0.0, copied_s, "", 0.0, 1, copied_s)
+
+    rows = [row("shard-0.0", 3.0, 0.5), row("shard-1.2", 1.0, 0.0), row("coordinator-0.0", 2.0, 2.0)]
+    path = write(tmp_path / "run.sqlite", [*state(copies=2, copied=3_000_000), *rows])
+    found = summary(path)
+    assert (found.copying, found.copied_bytes) == (0.125, 3_000_000)
+    assert dict(found.lines())["copies"] == "shards waited 12 % of the time for theirs, 3 MB sent"
+    assert "copies" not in dict(summary(write(tmp_path / "alone.sqlite", [*state(copies=1), *rows])).lines())
 
 
 def test_json_holds_no_number_that_json_cannot(tmp_path: Path) -> None:

@@ -91,6 +91,21 @@ def test_a_long_wait_is_that_of_whoever_was_named_meanwhile() -> None:
     assert (spent.awaited, spent.awaited_s, spent.wait_s) == (Node("shard", 1), 2.0, 2.0)
 
 
+def test_what_a_shard_has_waited_for_its_own_backup_is_told_beside_that() -> None:
+    made = Board(replicas=2, shards=2, now=0.0, backups=2)
+    entry, backup = made.entry(SHARD, 0.0), Node("backup", 0, 3)
+    for peer, begin, end in ((REPLICA, 0.0, 2.0), (backup, 2.0, 3.0), (Node("backup", 1), 3.0, 3.5)):
+        entry.turns(Doing.WAITING, begin)
+        entry.waited(peer, end)
+    (spent,) = made.read(4.0, {SHARD: os.getpid()})
+    assert (spent.awaited, spent.wait_s, spent.copied_s) == (REPLICA, 3.5, 1.0)
+    other = made.entry(REPLICA, 4.0)
+    other.turns(Doing.WAITING, 4.0)
+    other.waited(backup, 5.0)
+    (spent,) = made.read(5.0, PIDS)
+    assert spent.copied_s == 0.0  # it has none
+
+
 def test_what_has_no_row_writes_for_nobody() -> None:
     made = board()
     for entry in (Entry(), made.entry(NURSERY, 0.0), made.entry(Node("part", 3), 0.0)):

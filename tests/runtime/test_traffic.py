@@ -82,3 +82,4 @@ def test_what_goes_on_to_a_shards_backup_counts_and_where_the_shard_is_when_that
     counted.host.perform(MemberLeft(backup), 2.0)
     assert links(1, pushed) == [[0, 1, 3 * far + 3 * near], [1, 0, 3 * near]], "both shards are on its machine"
     assert links(0, pushed) == [[0, 1, 6 * far + 6 * near], [1, 0, 3 * near]]
+    assert counted.state()["copied"] == str(3 * near), "of replica 0, to a backup that was on neither's machine"

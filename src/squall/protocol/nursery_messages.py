@@ -107,6 +107,7 @@ class Spent(Struct, frozen=True, array_like=True, gc=False):
     awaited: Node | None = None  # whom it has waited for longest
     awaited_s: Seconds = 0.0
     memory: Count = 0  # bytes beyond those that all have from their nursery
+    copied_s: Seconds = 0.0  # for its backup, of what it has waited
 
 
 class Activity(Struct, frozen=True, tag="activity", array_like=True, gc=False):

@@ -111,12 +111,13 @@ class ActivityRow:
     awaited: str  # whom it has waited for longest, such as "shard 1"; "": nobody
     awaited_s: float  # seconds of these
     memory: int  # bytes of its own
+    copied_s: float = 0.0  # seconds of wait_s, for its backup
 
     def alike(self) -> str:
         return self.node
 
     def merged(self, later: "ActivityRow") -> "ActivityRow":
-        names = ("seconds", "compute_s", "apply_s", "send_s", "wait_s")
+        names = ("seconds", "compute_s", "apply_s", "send_s", "wait_s", "copied_s")
         sums = {name: getattr(self, name) + getattr(later, name) for name in names}
         longer = max(self, later, key=lambda row: row.awaited_s)
         if self.awaited == later.awaited:
@@ -254,6 +255,7 @@ class StateRow:
     - `shard_bytes` (JSON): of an exchange with the shards, what each of them has part in
     - `inventory`, `traffic`, `links` (JSON): what runs on which machine; bytes that each has sent and received; from
       which, to which, and how many
+    - `copies` of each shard; `copied`: bytes of these that went on to backups
     - `pauses` (JSON): seconds without training as the run moved, and why; `moved_at`: when, in seconds since 1970
     """
 

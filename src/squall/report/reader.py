@@ -149,6 +149,13 @@ class Reader:
         )  # fmt: skip
         return [_row(ActivityRow, values) for values in found]
 
+    def copying(self) -> float:
+        """Which part of their time shards have waited for their backups, 0 to 1, in a run that has such."""
+        found = self._query(
+            "SELECT TOTAL(copied_s) / MAX(1e-9, TOTAL(seconds)) FROM activity WHERE node LIKE 'shard-%'"
+        )
+        return float(found[0][0]) if found else 0.0
+
     def end_s(self) -> float:
         """Training time of the last report."""
         found = self._query("SELECT COALESCE(MAX(time_s), 0) FROM progress")

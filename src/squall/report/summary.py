@@ -47,6 +47,8 @@ class Summary:
     found: int = 0  # examples that were answered before
     deaths: int = 0  # of processes
     given_back: int = 0  # examples of leases that ended before they were done, which are dealt again
+    copying: float | None = None  # which part of their time shards waited for their backups, where they have such
+    copied_bytes: int = 0  # sent to these, between machines
 
     def to_json_dict(self) -> dict[str, Any]:
         """The same in JSON's types; a number that JSON cannot hold (NaN, infinity) becomes None."""
@@ -75,6 +77,9 @@ class Summary:
         if self.updates is not None:
             found.append(("updates", number(self.updates)))
         found.append(("exchanged", size(self.exchanged_bytes)))
+        if self.copying is not None:
+            sent = f", {size(self.copied_bytes)} sent" if self.copied_bytes else ""
+            found.append(("copies", f"shards waited {100 * self.copying:.2g} % of the time for theirs{sent}"))
         found += self._between()
         if bubble := bubble_text(self.parts, self.least_bubble):
             found.append(("bubble", bubble))
@@ -164,6 +169,8 @@ def summarize(reader: Reader) -> Summary:
         found=int(state.get("found") or 0),
         deaths=sum(member.change == "lost" for member in reader.rows(MemberRow)),
         given_back=reader.lease_sums()[2],
+        copying=reader.copying() if int(state.get("copies") or 1) > 1 else None,
+        copied_bytes=int(state.get("copied") or 0),
     )
 
 

@@ -41,6 +41,7 @@ class Doing(IntEnum):
 _INCARNATION, _DOING, _SINCE, _AWAITED, _EVENTS, _STEPS, _RESTS, _SECONDS = range(8)
 _BY_PEER = _SECONDS + len(Doing)
 _PAGE_BYTES = mmap.PAGESIZE
+BACKED = ("shard", "coordinator")
 
 
 class Entry:
@@ -176,7 +177,9 @@ class Board:
         awaited = self._nodes[most] if peers[most] > 0 else None
         compute_s, apply_s, send_s, wait_s = map(float, seconds[Doing.COMPUTING : len(Doing)])
         memory = max(0, memory_of(pid) - common)
-        return Spent(node, passed, compute_s, apply_s, send_s, wait_s, awaited, float(peers[most]), memory)
+        backup = self.number(DEPUTY if node == COORDINATOR else Node("backup", node.index))
+        copied_s = 0.0 if backup is None or node.role not in BACKED else min(passed, float(peers[backup]))
+        return Spent(node, passed, compute_s, apply_s, send_s, wait_s, awaited, float(peers[most]), memory, copied_s)
 
 
 def memory_of(pid: int) -> int:

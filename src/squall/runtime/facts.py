@@ -11,6 +11,7 @@ def facts_of(job: Job) -> dict[str, object]:
     plan, work = job.plan, job.recipe.work
     return {
         "strategy": plan.strategy, "optimizer": in_words(job.recipe), "replicas": plan.replicas, "shards": plan.shards,
+        "copies": plan.settings.copies,
         "epochs": plan.epochs or "", "steps": plan.steps or "", "seconds": plan.settings.seconds or "",
         "examples_per_epoch": job.task.examples, "status": "running", "ended": "", "reason": "", "evaluating": "",
         "batch": work.batch(job.task.examples) if isinstance(work, BatchMethod) else "",

@@ -76,9 +76,9 @@ def _lost(time_s: float, note: notes.UpdatesLost) -> Iterator[Row]:
 
 
 def _activity(time_s: float, machine: int, spent: tuple[Spent, ...]) -> Iterator[ActivityRow]:
-    for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory in map(astuple, spent):
+    for node, seconds, compute_s, apply_s, send_s, wait_s, awaited, awaited_s, memory, copied_s in map(astuple, spent):
         name = f"{awaited.role} {awaited.index}" if awaited is not None else ""
         awaited_s = min(awaited_s, seconds)  # the wait may have begun before these
         yield ActivityRow(
-            time_s, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory
+            time_s, machine, str(node), seconds, compute_s, apply_s, send_s, wait_s, name, awaited_s, memory, copied_s
         )  # fmt: skip

@@ -42,6 +42,7 @@ class TrafficHost(HostAround):
         self._shards = [site.seats["shard", shard] for shard in range(job.recipe.shards)]  # their machines
         self._backups: dict[int, Node] = {}  # by shard
         self._bytes: dict[tuple[int, int], int] = defaultdict(int)  # numbers, from a machine to another one
+        self._copied = 0  # of these, bytes to backups
         self._told_at = -math.inf
         if (kept := job.kept.get("traffic")) is not None:
             self.__dict__.update(kept)
@@ -57,9 +58,10 @@ class TrafficHost(HostAround):
         host.facts(inventory=msgspec.json.encode(inventory).decode())
         if job.restored is not None and (before := host.record.fact(FACT)):
             self._bytes.update({(here, there): sent for here, there, sent in msgspec.json.decode(before)})
+            self._copied = int(host.record.fact("copied") or 0)
 
     def keeps(self) -> dict[str, object]:
-        names = ("_machine", "_members", "_others", "_shards", "_backups", "_bytes", "_told_at")
+        names = ("_machine", "_members", "_others", "_shards", "_backups", "_bytes", "_copied", "_told_at")
         own = {name: self.__dict__[name] for name in names}
         return {**super().keeps(), "traffic": own}
 
@@ -93,7 +95,7 @@ class TrafficHost(HostAround):
         for here, there, sent in links:
             machines.setdefault(here, [0, 0])[0] += sent
             machines.setdefault(there, [0, 0])[1] += sent
-        told = {"traffic": dict(sorted(machines.items())), FACT: links}
+        told = {"traffic": dict(sorted(machines.items())), FACT: links, "copied": self._copied}
         self._recorder.facts(**{key: msgspec.json.encode(value).decode() for key, value in told.items()})
 
     def _add_round(self, node: Node, stats: Stats) -> None:
@@ -122,6 +124,7 @@ class TrafficHost(HostAround):
                     self._bytes[there, here] += stats.fetches * self._bytes_of(replace(payload, kind="weights"))
                 if beside not in (here, there):
                     self._bytes[there, beside] += pushed
+                    self._copied += pushed
 
     def _bytes_of(self, payload: Payload) -> int:
         return 4 * self._ranges(payload).count
