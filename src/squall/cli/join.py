@@ -44,14 +44,14 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     from squall.checks import require
     from squall.launchers.joining.address import parse_address
     from squall.launchers.joining.call import Call
-    from squall.launchers.joining.token import find_token
+    from squall.launchers.joining.token import TOKEN, find_token
 
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
     require("--wait", options.wait, options.wait >= 0, "0 or more seconds")
     directory, token_file = None, options.token_file
     if options.complete is not None:
-        from squall.launchers.completing import TOKEN, directory_of
+        from squall.launchers.completing import directory_of
 
         directory = directory_of(options.complete)
         token_file = token_file or str(directory / TOKEN)
@@ -59,7 +59,7 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     return take_part(replace(call, incomplete=directory is not None), directory)
 
 
-def take_part(call: Call, directory: Path | None) -> tuple[int, str]:
+def take_part(call: Call, directory: Path | None = None) -> tuple[int, str]:
     """Join a run, to its end, and complete this directory; returns the exit status, and what belongs on stdout."""
     from squall.launchers.joining.attending import attend
 

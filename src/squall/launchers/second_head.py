@@ -83,7 +83,7 @@ class SecondHead(Head):
         awaited, until = len(self._incomplete & self._guests.machines.keys()), time.monotonic() + FETCHES_WITHIN_S
         self._dismiss(end)
         while awaited and (left := until - time.monotonic()) > 0:
-            wait([self._listener], left)
+            wait(self.sources[:1], left)  # the listener
             for joined in self._listener.turn(time.monotonic()):
                 if joined.hello.fetches:
                     tell(f"giving the run's files to {joined.hello.machine}")
