@@ -105,11 +105,9 @@ def _not_copied(recipe: Recipe, settings: Settings) -> str:
         return "SingleProcess is one process"
     if isinstance(recipe.work, Collective):
         return "every member of AllReduce has the weights already"
-    if isinstance(recipe.work, BatchMethod):
-        return "shards of Sandblaster have no backups yet"
-    if not isinstance(recipe.work, Loop):
+    if not isinstance(recipe.work, Loop | BatchMethod):
         return "there are no shards"
-    if recipe.work.update.compensation is not None:
+    if isinstance(recipe.work, Loop) and recipe.work.update.compensation is not None:
         return "a shard that compensates staleness needs what replicas have fetched, which its backup does not have"
     return "shards of replicas of several parts have no backups yet" if settings.parts > 1 else ""
 

@@ -145,7 +145,6 @@ def test_a_backup_that_is_killed_is_replaced(tmp_path: Path) -> None:
     ("strategy", "settings", "why"),
     [
         (squall.AllReduce(replicas=2), {}, "every member of AllReduce has the weights already"),
-        (squall.Sandblaster(replicas=2, batch="full"), {}, "shards of Sandblaster have no backups yet"),
         (squall.Downpour(replicas=2), {"parts": 2}, "replicas of several parts have no backups yet"),
         (
             squall.AsynchronousSGD(replicas=2, staleness="compensate"),

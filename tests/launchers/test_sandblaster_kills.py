@@ -18,6 +18,8 @@ from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.test_copies import taken_over, wait_whole, with_a_shard
+from tests.launchers.test_machines import cluster
 from tests.tasks import INLINE
 from tests.warm import squall as command
 
@@ -129,3 +131,18 @@ def test_where_nobody_succeeds_the_run_ends_and_the_snapshot_is_good(tmp_path: P
     assert status == 0, err
     assert json.loads(out)["updates"] <= steps
     assert Run(directory).summary().status == "finished"
+
+
+@deep.only
+def test_a_shards_backup_takes_over_its_vectors_when_its_machine_is_lost(tmp_path: Path, alone: Path) -> None:
+    flags = [*SETTINGS, "--threads", "1", "--copies", "2", "--json"]
+    with cluster(tmp_path, 3, *flags, file=Path(FILE)) as found:
+        wait_whole(found.run)
+        lost = with_a_shard(found)
+        lost.signal(signal.SIGKILL)
+        wait_for(lambda: taken_over(found) == 1, START_S, "a takeover")
+        lost.finish()
+        found.machines.remove(lost)
+        status, out, err = found.run.finish(5 * START_S)
+        assert status == 0, err
+        reached(found.run, json.loads(out), alone)

@@ -11,7 +11,7 @@ import pytest
 from squall.protocol.backup import Backup
 from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
-from squall.protocol.effects import Apply, Effect, StartMember, Transmit
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, StartMember, Transmit
 from squall.protocol.events import Event
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import Node
@@ -21,6 +21,7 @@ from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.protocol.succession import Journaled
 from squall.sim.proof.backed import backed
 from squall.sim.proof.soak import rebuilt, verdict
+from squall.strategies.work import BatchMethod
 from tests import deep
 from tests.sim.test_planted_faults import Planted, catch, wrapped
 
@@ -31,8 +32,11 @@ def not_waited_for(original: Any, copied: Copied, effects: list[Effect]) -> list
     return original(copied, effects)
 
 
-def updates_left_out(original: Any, backup: Backup, now: float) -> list[Effect]:
-    return [effect for effect in original(backup, now) if not isinstance(effect, Apply)]
+def left_out(*kinds: type[Effect]) -> Any:
+    def without(original: Any, backup: Backup, now: float) -> list[Effect]:
+        return [effect for effect in original(backup, now) if not isinstance(effect, kinds)]
+
+    return wrapped(Backup, "_enter", without)
 
 
 def taken_twice(original: Any, backup: Backup, now: float) -> list[Effect]:
@@ -67,7 +71,7 @@ def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **
 
 FAULTS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
-    "a backup makes no updates": Planted(wrapped(Backup, "_enter", updates_left_out), 60, "I23 I6"),
+    "a backup makes no updates": Planted(left_out(Apply), 60, "I23 I6"),
     "a backup makes updates twice": Planted(wrapped(Backup, "_enter", taken_twice), 100, "I2 I6"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 100, "I6"),
     "numbers are brought to their place as the message leaves": Planted(
@@ -87,6 +91,20 @@ FAULTS = {
 @pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 1))
 def test_a_planted_fault_of_copies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(FAULTS[name], monkeypatch, map(backed, itertools.count()))
+
+
+OF_VECTORS = {
+    "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 30, "I23"),
+    "a backup combines no vectors": Planted(left_out(CalculateVectors), 30, "I23 I6"),
+    "a backup adds no gradients": Planted(left_out(AddPortions), 30, "I23 I6"),
+    "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 30, "I6"),
+}
+
+
+@pytest.mark.parametrize("name", deep.sweep(list(OF_VECTORS), 1))
+def test_a_planted_fault_of_copies_of_vectors_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = map(backed, itertools.count())
+    catch(OF_VECTORS[name], monkeypatch, (world for world in worlds if isinstance(world.recipe.work, BatchMethod)))
 
 
 FOUND = {

@@ -7,14 +7,14 @@ from collections import deque
 
 from squall.protocol.copied import RECORDED, Copied, CopyTo
 from squall.protocol.copy_messages import CopyJoined, CopyKept, Entry, Has, Whole
-from squall.protocol.effects import Apply, Effect, End, Forget, Payload, Send
-from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, unpack
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, End, Forget, Payload, Send
+from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, VectorsCalculated, unpack
 from squall.protocol.link import RESEND_AFTER_S
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.succession import steps
 
-REPEATED = (Apply, *RECORDED)  # of what it leads to: numbers and a record of its own follow
+REPEATED = (Apply, CalculateVectors, AddPortions, *RECORDED)  # of what it leads to: own numbers and record follow
 
 
 class TakeCopy(Effect, frozen=True, gc=False):
@@ -56,6 +56,8 @@ class Backup:
                 return [Forget(self._of), End("finished")]
             case TimePassed() if self._entries:
                 return self._enter(now)
+            case VectorsCalculated():
+                return []  # what comes of that here; what has come of it there is an entry
             case TimePassed():
                 return [] if self._say_at is None or now < self._say_at else [self._say(now)]
         raise AssertionError(f"{self.node} does not know {event!r}")

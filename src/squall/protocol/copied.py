@@ -32,6 +32,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.messages import Exchange, Exchanged, SnapshotPiece, SnapshotTaken
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
+from squall.protocol.sandblaster.messages import PushPortions
 from squall.protocol.succession import Journal, Journaled, less
 
 RECORDED = (Note, PublishSnapshot)
@@ -174,10 +175,11 @@ class Copied(Journaled):
         """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
         if self._backup is None or type(event) is not FrameArrived or event.sender in self._beside:
             return None
-        message = event.frame.message
-        if type(message) is not Exchange or message.gradient < 0 or not self.takes(event.sender, event.frame.number):
-            return None
-        return Payload("gradient", event.sender, message.gradient, message.clock, self.machine.node.index)
+        match event.frame.message:
+            case Exchange(clock=clock, gradient=buffer) | PushPortions(clock=clock, buffer=buffer):
+                if buffer >= 0 and self.takes(event.sender, event.frame.number):
+                    return Payload("gradient", event.sender, buffer, clock, self.machine.node.index)
+        return None
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if type(event) is MessageArrived and type(event.message) is Has:

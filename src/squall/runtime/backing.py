@@ -12,6 +12,8 @@ from squall.runtime import whole
 from squall.runtime.driver import Host
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job
+from squall.runtime.vectors import VectorHost
+from squall.strategies.work import BatchMethod
 
 WHY_AT_MOST = 300  # characters of why a shard was refused
 
@@ -22,7 +24,7 @@ class BackupHost(Host):
     def __init__(self, job: Job, node: Node) -> None:
         self._legacy, self._index = job.backups[node], node.index
         self._job = dataclasses.replace(job, legacies={node.index: self._legacy})
-        self._shard: ShardHost | None = None
+        self._shard: ShardHost | VectorHost | None = None
 
     def attach(self, payload: Payload) -> None:
         """Weights lie where replicas of another machine will not look. Who takes over sends them anew."""
@@ -48,16 +50,8 @@ class BackupHost(Host):
         """Raises anything for what is no shard."""
         assert self._job.scratch is not None
         found = whole.read(whole.path_of(self._job.scratch, payload.owner))
-        start, stop = self._job.layout.shard_range(self._index, self._job.recipe.shards)
-        apart = self._legacy.weights
-        found.put(self._job.initial[start:stop] if apart is None else apart, self._legacy.numbers, self._before)
-        if apart is None:
-            found.lay(self._job.arena, start, stop)
-        self._shard = ShardHost(self._job, self._index, goes_back=False)
+        kind = VectorHost if isinstance(self._job.recipe.work, BatchMethod) else ShardHost
+        self._shard = kind.of_copy(self._job, self._index, found)
         copied = whole.machine(found.state)
         copied.journal_into(self._legacy.journal)
         return CopyTaken(copied)
-
-    @property
-    def _before(self) -> int:
-        return 0 if self._job.restored is None else self._job.restored.updates

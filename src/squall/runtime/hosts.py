@@ -135,6 +135,16 @@ class ShardHost(Host):
         self._copying = self._copies(legacy) if legacy is not None and goes_back else None
         self._scratch = job.scratch
 
+    @classmethod
+    def of_copy(cls, job: Job, index: int, found: whole.Whole) -> ShardHost:
+        """Of a backup, to which a shard has given this."""
+        legacy, (start, stop) = job.legacies[index], job.layout.shard_range(index, job.recipe.shards)
+        weights = job.initial[start:stop] if legacy.weights is None else legacy.weights
+        found.put(weights, legacy.numbers, 0 if job.restored is None else job.restored.updates)
+        if legacy.weights is None:
+            found.lay(job.arena, start, stop)
+        return cls(job, index, goes_back=False)
+
     def _copies(self, legacy: Legacy) -> Copying:
         copying = Copying(legacy, self.store.weights, self._before)
         if legacy.copy.updates < 0:  # at first, and where somebody has died over making one
@@ -172,9 +182,9 @@ class ShardHost(Host):
         numbers = self._legacy.numbers
         if numbers.lacking:
             raise ProcessLost(f"shard {self._index} has an optimizer whose state cannot be copied: leave copies out")
-        tensors = whole.of_shard(state, self.store, numbers, self._before + numbers.updates, waiting)
+        tensors = whole.of_shard(self.store, numbers, self._before + numbers.updates, waiting)
         most = whole.bytes_at_most(self.store.stop - self.store.start, self.store.arena.shape)
-        return whole.packed(self._scratch, backup, tensors, most)
+        return whole.packed(self._scratch, backup, {**whole.of_machine(state), **tensors}, most)
 
     def rest(self) -> None:
         if self._copying is not None:

@@ -46,16 +46,17 @@ def with_legacies(job: Job) -> Job:
         job = replace(job, journal=Journal(shared_memory(Journal.size(COORDINATOR_BYTES))))
         if job.site is not None:
             job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
-    work, vectors = job.recipe.work, 0
-    if not isinstance(work, Loop | BatchMethod):
+    if not isinstance(job.recipe.work, Loop | BatchMethod):
         return job
     spans = {n.index: job.layout.shard_range(n.index, job.recipe.shards) for n in nodes(job) if n.role == "shard"}
-    legacies = {}
-    for index, (start, stop) in spans.items():
-        if isinstance(work, BatchMethod):
-            vectors = vectors_bytes(stop - start, work.rules.history)
-        legacies[index] = Legacy(stop - start, vectors)
+    legacies = {index: Legacy(stop - start, vectors_of(job, stop - start)) for index, (start, stop) in spans.items()}
     return replace(job, legacies=legacies)
+
+
+def vectors_of(job: Job, elements: int) -> int:
+    """Bytes of a shard's vectors, if that is what it has."""
+    work = job.recipe.work
+    return vectors_bytes(elements, work.rules.history) if isinstance(work, BatchMethod) else 0
 
 
 def firsts(job: Job) -> dict[Node, PartPlace | None]:

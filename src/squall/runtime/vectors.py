@@ -17,10 +17,12 @@ from mmap import mmap
 import torch
 from torch import Tensor
 
+from squall.protocol.copied import CopyTo
 from squall.protocol.effects import AddPortions, CalculateVectors, Effect, End, Payload, WriteSnapshot
-from squall.protocol.events import Event, VectorsCalculated
+from squall.protocol.events import CopyKnown, Event, VectorsCalculated
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation, Combine
+from squall.runtime import whole
 from squall.runtime.arena import Arena
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
@@ -60,6 +62,11 @@ class Changes:
         """Zeros at first."""
         self._words = memoryview(memory)[:16].cast("q")
 
+    @property
+    def told(self) -> bytes:
+        """What another one of these begins with."""
+        return self._words.tobytes()
+
     def left(self, asked: Calculation) -> Iterator[Combine | None]:
         """Changes that are to be made, in turn; None: the sum becomes zero. Each is made when the next is asked for."""
         number, made = divmod(self._words[0], 256)
@@ -96,6 +103,7 @@ class VectorStore:
         size = self.stop - self.start
         if memory is None:
             memory = shared_memory(vectors_bytes(size, history))
+        self.image = torch.frombuffer(memory, dtype=torch.uint8)  # all that there is
         self._changes = Changes(memory)
         room = torch.frombuffer(memory, dtype=torch.float32)[_ALIGNED:]
         vectors = room[: _rows(history) * _padded(size)].view(_rows(history), _padded(size))[:, :size]
@@ -197,7 +205,8 @@ def _largest(vector: Tensor) -> float:
 class VectorHost(Host):
     """A store of vectors, and where its snapshots go."""
 
-    def __init__(self, job: Job, index: int) -> None:
+    def __init__(self, job: Job, index: int, copied: bool = False) -> None:
+        """`copied`: another one's vectors are there."""
         method = job.recipe.work
         assert isinstance(method, BatchMethod)
         self._index = index
@@ -206,14 +215,23 @@ class VectorHost(Host):
         history, legacy = method.rules.history, job.legacies.get(index)
         memory = None if legacy is None else legacy.vectors
         self.store = VectorStore(job.layout, index, self._shards, history, job.arena, memory)
-        self._snapshots = Snapshots(job.directory)
-        if not job.succeeds(Node("shard", index)):
+        self._snapshots, self._scratch = Snapshots(job.directory), job.scratch
+        if not copied and not job.succeeds(Node("shard", index)):
             self.store.begin(job.initial)
             if job.restored is not None:
                 self.store.restore(job.restored.tensors)
 
+    @classmethod
+    def of_copy(cls, job: Job, index: int, found: whole.Whole) -> VectorHost:
+        """Of a backup, to which a shard has given this."""
+        memory = job.legacies[index].vectors
+        assert memory is not None
+        torch.frombuffer(memory, dtype=torch.uint8).copy_(found.tensors["vectors"])
+        return cls(job, index, copied=True)
+
     def attach(self, payload: Payload) -> None:
-        self.store.deliver(payload.slot, payload.buffer, payload.kind, self._ranges(payload))
+        if payload.kind in ("weights", "trial"):  # what goes to a backup lies where it is read
+            self.store.deliver(payload.slot, payload.buffer, payload.kind, self._ranges(payload))
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
@@ -221,6 +239,8 @@ class VectorHost(Host):
                 return VectorsCalculated(calculation.number, self.store.calculate(calculation))
             case AddPortions(owner, buffer, _, number):
                 self.store.add(owner.index, buffer, number)
+            case CopyTo(backup, state=state):
+                return self._pack(backup, state) if backup is not None else None
             case WriteSnapshot(number):
                 return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
@@ -228,3 +248,9 @@ class VectorHost(Host):
             case _:
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
+
+    def _pack(self, backup: Node, state: bytes) -> CopyKnown:
+        assert self._scratch is not None
+        store = self.store
+        most = whole.bytes_at_most(store.stop - store.start, store.arena.shape)
+        return whole.packed(self._scratch, backup, {**whole.of_machine(state), "vectors": store.image}, most)

@@ -1,6 +1,7 @@
 """All that a shard is, as it travels to its backup: a file in the scratch directory of each of the two machines.
 
     state        uint8, what its machine is (`protocol.copied`)
+    vectors      uint8, the memory of those of Sandblaster (`runtime.vectors`); else there are
     updates      int64 [1], that the numbers have
     numbers      uint8, as they lie in `Legacy.numbers`
     weights      float32 [shard elements]
@@ -69,12 +70,14 @@ def packed(scratch: Path, backup: Node, tensors: Mapping[str, Tensor], most: int
     return CopyKnown(backup, 0)
 
 
-def of_shard(
-    state: bytes, store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]
-) -> dict[str, Tensor]:  # fmt: skip
+def of_machine(state: bytes) -> dict[str, Tensor]:
+    """In the file of every shard."""
+    return {"state": torch.frombuffer(bytearray(state), dtype=torch.uint8)}
+
+
+def of_shard(store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]) -> dict[str, Tensor]:
     """What is in the file of a shard, whose numbers have so many updates. `lying`: pushes that wait."""
     tensors = {
-        "state": torch.frombuffer(bytearray(state), dtype=torch.uint8),
         "updates": torch.tensor([updates]),
         "numbers": numbers.image,
         "weights": store.weights,
@@ -89,13 +92,12 @@ class Whole(NamedTuple):
     """What a file has."""
 
     state: bytes
-    updates: int
     tensors: Mapping[str, Tensor]
 
     def put(self, weights: Tensor, numbers: Numbers, before: int) -> None:
         """Into a backup, of whose numbers `before` updates are from an earlier attempt."""
         weights.copy_(self.tensors["weights"])
-        numbers.take_up(self.tensors["numbers"], self.updates - before)
+        numbers.take_up(self.tensors["numbers"], int(self.tensors["updates"]) - before)
 
     def lay(self, arena: Arena, start: int, stop: int) -> None:
         """Into the arena of another machine."""
@@ -110,7 +112,7 @@ def read(path: Path) -> Whole:
     """And remove it."""
     tensors = load_file(path)
     path.unlink()
-    return Whole(tensors.pop("state").numpy().tobytes(), int(tensors.pop("updates")), tensors)
+    return Whole(tensors.pop("state").numpy().tobytes(), tensors)
 
 
 class _Known(pickle.Unpickler):

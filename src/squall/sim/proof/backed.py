@@ -10,30 +10,41 @@ from collections.abc import Callable
 
 from squall.protocol.backup import TakeCopy
 from squall.protocol.copied import Copied
-from squall.protocol.effects import Admit, Apply, Effect, End, Payload, StartMember, Transmit
-from squall.protocol.events import CopyTaken, Event, PeerReached, ProcessEnded
+from squall.protocol.effects import (
+    AddPortions,
+    Admit,
+    Apply,
+    CalculateVectors,
+    Effect,
+    End,
+    Payload,
+    StartMember,
+    Transmit,
+)
+from squall.protocol.events import CopyTaken, Event, PeerReached, ProcessEnded, VectorsCalculated
 from squall.protocol.frames import Frame
 from squall.protocol.messages import Exchanged
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.runtime.world import World
 from squall.sim.proof import chaotic_machines as several
+from squall.sim.proof.batch_phantoms import BatchPhantomHosts, VectorPhantom
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import STRATEGIES, Chaos, chaos
 from squall.sim.proof.faults import Fault, Kill, MachineGone, OfMachines, Partition, Pause, Role, Tear
 from squall.sim.proof.machines import lose_under_way
 from squall.sim.proof.mortal import Mortal, MortalJournal
 from squall.sim.proof.phantoms import PhantomHosts, ShardPhantom
-from squall.strategies.work import Loop
+from squall.strategies.work import BatchMethod, Loop
 
+CHANGES = (Apply, CalculateVectors, AddPortions)  # of numbers
 MACHINES = (1, 2, 3, 3)  # of a world, equally likely each
 
 
 def backed(seed: int) -> Chaos:
     """World `seed`, or one like it, with two copies of each shard."""
     world, chance = chaos(seed), random.Random(f"{seed} backed")
-    names = [name for name in STRATEGIES if _copied(name)]
-    strategy = chance.choice(names)
-    if _copied(world.strategy):
+    strategy = chance.choice([name for name in STRATEGIES if _loops(name)])
+    if _loops(world.strategy) or isinstance(world.recipe.work, BatchMethod):
         strategy = world.strategy
     shards, machines = max(1, world.shards), chance.choice(MACHINES)
     events = 60 + 8 * (world.examples // world.batch_size) * world.epochs * (shards + 2)
@@ -77,7 +88,8 @@ def _of_the_coordinators_machine(chance: random.Random, machines: int, at: int) 
     return Pause(at, seconds / 5, Role("deputy"))
 
 
-def _copied(name: str) -> bool:
+def _loops(name: str) -> bool:
+    """Batch by batch, and there may be backups."""
     work = STRATEGIES[name](2, 1).recipe().work
     return isinstance(work, Loop) and work.update.compensation is None
 
@@ -94,28 +106,43 @@ class MortalCopied(Mortal, Copied):
     """A shard that has a backup."""
 
 
-class BackupPhantom(ShardPhantom):
-    def __init__(self, hosts: PhantomHosts, node: Node) -> None:
-        super().__init__(hosts, node, 0, None)
-        self.journal = MortalJournal()
-        self.taken = False
-        self.made: list[Apply] = []  # updates
+class Backing(ShardPhantom):
+    """A backup's host: of a shard's kind, and with nothing yet."""
+
+    journal: MortalJournal
+    taken = False
+    made: list[tuple[object, Effect]]  # changes of numbers, each with how far it was before
+
+    @classmethod
+    def of(cls, hosts: PhantomHosts, node: Node) -> Backing:
+        found: Backing = BackupPhantom(hosts, node, 0, None)
+        if isinstance(hosts, BatchPhantomHosts):
+            found = VectorBackup(hosts, node, None)
+        found.journal, found.made = MortalJournal(), []
+        return found
 
     def attach(self, payload: Payload) -> None:
         """Weights lie where replicas of another machine will not look."""
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, TakeCopy):
-            super().perform(effect, now)
-            self.made += [effect] if isinstance(effect, Apply) else []
-            return None
-        state, self.version, self.fold, applied, waiting = self.memory.wholes.pop(self.node)
-        self.applied, self.taken = list(applied), True
-        for payload, gradients in waiting:
-            self.memory.gradients[payload.slot, payload.buffer] = list(gradients)
+            self.made += [(self.point, effect)] if isinstance(effect, CHANGES) else []
+            event = super().perform(effect, now)
+            return event if isinstance(event, VectorsCalculated) else None
+        state, whole = self.memory.wholes.pop(self.node)
+        self.take_whole(whole)
+        self.taken = True
         copied: Copied = pickle.loads(state)
         copied.journal_into(self.journal)
         return CopyTaken(copied)
+
+
+class BackupPhantom(Backing, ShardPhantom):
+    """Of updates."""
+
+
+class VectorBackup(Backing, VectorPhantom):
+    """Of vectors."""
 
 
 class Backups:
@@ -124,14 +151,14 @@ class Backups:
     def __init__(self, several: bool) -> None:
         """`several`: there are other machines, to which shards move."""
         self._several = several
-        self._hosts: dict[Node, BackupPhantom] = {}
+        self._hosts: dict[Node, Backing] = {}
         self._moved: dict[Node, int] = {}  # shards that are to go on elsewhere, and their machines
         self._there: set[Node] = set()  # those of them whose process there has started
         self._told: set[tuple[Node, int, Node]] = set()  # the same, and who has been told of it
         self._ends: dict[Node, Node] = {}  # shards that start, and the backups in whose places they go on
 
-    def begin(self, hosts: PhantomHosts, node: Node) -> BackupPhantom:
-        found = self._hosts[node] = BackupPhantom(hosts, node)
+    def begin(self, hosts: PhantomHosts, node: Node) -> Backing:
+        found = self._hosts[node] = Backing.of(hosts, node)
         return found
 
     def cut(self, sender: Node, to: Node) -> bool:
@@ -162,7 +189,7 @@ class Backups:
                 self._moved[shard] = machine(shard)
                 self._there.add(shard)
 
-    def successor(self, shard: Node) -> BackupPhantom | None:
+    def successor(self, shard: Node) -> Backing | None:
         """What the shard's backup has kept, if the shard goes on from that."""
         if shard not in self._ends:
             return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
+from squall.protocol.copied import Attach
 from squall.protocol.effects import (
     AddPortions,
     CalculateVectors,
+    Effect,
     EvaluateModel,
+    Payload,
     PublishSnapshot,
     Transmit,
     UseWeights,
     WriteSnapshot,
 )
+from squall.protocol.frames import Frame
 from squall.protocol.messages import Evaluated, Exchanged
 from squall.protocol.nodes import Node
 from squall.protocol.notes import WorkReported
@@ -42,13 +48,37 @@ class _Log:
     def __init__(self, fold: int, examples: int, vectors: Mapping[str, Vector]) -> None:
         self.fold = fold
         self.examples = examples  # evaluated before the weights were accepted
-        self.saved: dict[int, int] = {}  # the same, in the files of snapshots
-        self.sent: list[Calculation] = []  # to it, and not carried out yet
         self.calculated = self.added = 0  # calculations, and pushes: who succeeds it may be asked for the last again
         self.evaluation = 0
         self.opened = 0  # calculation that opened it
         self.sum: dict[tuple[int, int], int] = {}  # portion (start, stop) -> computation, in the sum
         self.vectors = dict(vectors)  # as they are behind all this
+
+
+def _point(log: _Log) -> tuple[int, int]:
+    return log.calculated, log.added
+
+
+class _Heard:
+    """What others know of a shard."""
+
+    calculated = 0  # the newest result
+    evaluation = 0  # the newest of which a push was acknowledged
+
+    def __init__(self) -> None:
+        self._sum: set[tuple[int, int]] = set()  # examples of that
+
+    def added(self, evaluation: int, portion: tuple[int, int]) -> None:
+        if evaluation != self.evaluation:
+            self.evaluation, self._sum = evaluation, set()
+        self._sum.add(portion)
+
+    def beyond(self, calculated: int, evaluation: int, added: Collection[tuple[int, int]]) -> str:
+        """What of it is not so."""
+        if self.calculated > calculated:
+            return f"what comes of calculation {self.calculated}"
+        lacking = self._sum.difference(added) if self.evaluation == evaluation else set()
+        return f"that it has added {sorted(lacking)}" if lacking or self.evaluation > evaluation else ""
 
 
 class BatchAuditor:
@@ -67,24 +97,36 @@ class BatchAuditor:
         self._begun = coordinator().trained
         begun = files or [File(0, vectors=dict.fromkeys(("weights", "direction"), (0.0,) * WIDTH))] * self.shards
         self._logs = [_Log(file.fold, self._examples_saved, file.vectors) for file in begun]
+        # Of each shard, what its log was at each point: so many calculations and pushes.
+        self._points = [{_point(log): copy.deepcopy(log)} for log in self._logs]
+        self._sent: list[dict[int, Calculation]] = [{} for _ in begun]  # to each shard, by number
+        self._heard = [_Heard() for _ in begun]
+        self._saved: list[dict[int, int]] = [{} for _ in begun]  # of each shard, examples of the snapshots' files
+        self._kept_back: dict[tuple[Node, Payload], tuple[int, int]] = {}  # what such an answer was of
         self._pushes: dict[Node, tuple[PushPortions, tuple[KeptPortion, ...]]] = {}  # the last one
         self._answered: dict[Node, dict[int, tuple[int, int]]] = {}  # fold, examples of each shard's last answer
 
     def watch(self, now: float, node: Node, what: object) -> None:
         match what:
+            case Attach(payload) if payload.kind in ("weights", "trial"):
+                self._check_vectors(node.index)
+                self._kept_back[node, payload] = self._logs[node.index].fold, self._logs[node.index].examples
+            case Transmit(to, _, payload, True) if payload is not None and (node, payload) in self._kept_back:
+                self._answered.setdefault(to, {})[node.index] = self._kept_back.pop((node, payload))
+            case Transmit(to, Frame(message=Calculation() as calculation)):
+                self._on_asked(to.index, calculation)
             case Transmit(again=False):
                 self._on_sent(node, what.to, what.frame.message)
             case CalculateVectors(calculation):
                 self._on_calculation(node.index, calculation)
             case WriteSnapshot(number):
-                self._logs[node.index].saved[number] = self._logs[node.index].examples
+                self._saved[node.index][number] = self._logs[node.index].examples
             case PublishSnapshot(number, examples=examples):
-                if examples != (saved := tuple(log.saved[number] for log in self._logs)):
-                    raise Broken("I7", f"snapshot {number} is of {examples} examples, and holds {saved}")
-                self._examples_saved = min(saved)
-            case AddPortions(owner, buffer, _, number) if number > self._logs[node.index].added:
-                self._logs[node.index].added = number
-                self._on_push(node.index, owner, buffer)
+                if examples != (found := tuple(saved[number] for saved in self._saved)):
+                    raise Broken("I7", f"snapshot {number} is of {examples} examples, and holds {found}")
+                self._examples_saved = min(found)
+            case AddPortions():
+                self._on_push(node.index, what)
             case UseWeights(buffer) | EvaluateModel(buffer):
                 for shard, found in enumerate(self.hosts.memories[node].weights[node.index, buffer]):
                     if found.fold != self._answered[node][shard][0]:
@@ -92,13 +134,11 @@ class BatchAuditor:
 
     def _on_sent(self, node: Node, to: Node, message: object) -> None:
         match message:
-            case Calculation():
-                self._logs[to.index].sent.append(message)
-                self._check_whole(message)
             case PushPortions():
                 self._pushes[node] = (message, tuple(self.hosts.memories[node].kept[node.index]))
-            case Calculated():
+            case Calculated(number):
                 self._check_vectors(node.index)
+                self._heard[node.index].calculated = number
             case Exchanged():
                 self._check_vectors(node.index)
                 log = self._logs[node.index]
@@ -115,12 +155,18 @@ class BatchAuditor:
                 for start, stop in ((ranges[p].start, ranges[p].stop) for p in portions if p < len(ranges)):
                     if (start, stop) not in self._logs[node.index].sum:
                         raise Broken("I1", f"{node} acknowledges examples {start} to {stop}, and has not added them")
+                    self._heard[node.index].added(evaluation, (start, stop))
 
     def _check_vectors(self, shard: int) -> None:
         """What has happened to them has happened once, and in order."""
         for name, vector in self._logs[shard].vectors.items():
             if self.hosts.shards[shard].vector(name) != vector:
                 raise Broken("I6", f"{name} of shard {shard} is not what was made of it")
+
+    def _on_asked(self, shard: int, asked: Calculation) -> None:
+        if asked.number not in self._sent[shard]:  # else it is sent again
+            self._sent[shard][asked.number] = asked
+            self._check_whole(asked)
 
     def _check_whole(self, asked: Calculation) -> None:
         """The sum is used: it must be of the whole batch."""
@@ -138,9 +184,9 @@ class BatchAuditor:
         log = self._logs[shard]
         if calculation.number <= log.calculated:
             return
-        if not log.sent or log.sent[0] != calculation:
+        if calculation.number != log.calculated + 1 or self._sent[shard].get(calculation.number) != calculation:
             raise Broken("I6", f"shard {shard} carries out calculation {calculation.number} out of turn")
-        log.calculated = log.sent.pop(0).number
+        log.calculated = calculation.number
         log.fold = folded_with(log.fold, (calculation.number,))
         for combine in calculation.combine:
             log.vectors[combine.target] = combined(combine, log.vectors.__getitem__)
@@ -151,9 +197,13 @@ class BatchAuditor:
             log.evaluation, log.opened = calculation.opens, calculation.number
             log.sum.clear()
             log.vectors["sum"] = (0.0,) * WIDTH
+        self._points[shard][_point(log)] = copy.deepcopy(log)
 
-    def _on_push(self, shard: int, owner: Node, buffer: int) -> None:
+    def _on_push(self, shard: int, adds: AddPortions) -> None:
         log, memory = self._logs[shard], self.hosts.memories[Node("shard", shard)]
+        if adds.number <= log.added:
+            return
+        log.added, owner, buffer = adds.number, adds.owner, adds.buffer
         there = memory.gradient(owner.index, buffer, shard, self.hosts.others(owner))
         push = next((p for node, p in self._pushes.items() if node.index == owner.index and p[1] == there), None)
         if push is None:
@@ -168,6 +218,23 @@ class BatchAuditor:
             log.sum[portion] = gradient.number
         log.vectors["sum"] = added(log.vectors["sum"], there, shard)
         log.fold = folded_with(log.fold, entry_of(there))
+        self._points[shard][_point(log)] = copy.deepcopy(log)
+
+    def taken_over(self, shard: int, point: Any, made: Sequence[tuple[object, Effect]]) -> None:
+        """Its backup goes on from there; what is beyond it nobody has heard of. It has `made` changes."""
+        points = self._points[shard]
+        ahead: list[Effect] = []
+        for before, effect in reversed(made):  # the shard may have died inside the last one
+            if point in points:
+                break
+            point, ahead = before, [effect, *ahead]
+        while point != (last := next(reversed(points))):
+            del points[last]
+        log = self._logs[shard] = copy.deepcopy(points[point])
+        for effect in ahead:
+            self.watch(0.0, Node("shard", shard), effect)
+        if wrong := self._heard[shard].beyond(log.calculated, log.evaluation, log.sum):
+            raise Broken("I23", f"shard {shard} has said {wrong}, and its backup does not have that")
 
     def finished(self, spoilt: bool) -> None:
         """The run says that it has found the minimum, or that all data is trained."""

@@ -148,6 +148,17 @@ class VectorPhantom(ShardPhantom):
                 self.vectors[f"sum{number % 2}"] = TORN
         return None
 
+    @property
+    def point(self) -> tuple[int, int]:
+        return self.version, self._changes.added
+
+    def whole(self, waiting: Sequence[Payload] = ()) -> Any:
+        return self.version, self.fold, dict(self.vectors), self._changes.told
+
+    def take_whole(self, whole: Any) -> None:
+        self.version, self.fold, vectors, told = whole
+        self.vectors, self._changes = dict(vectors), Changes(bytearray(told))
+
     def numbers(self, payload: Payload) -> object:
         return super().numbers(payload), self.vectors[payload.kind]
 

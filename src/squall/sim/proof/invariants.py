@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from squall.protocol.copied import Attach
 from squall.protocol.effects import (
     Apply,
+    Effect,
     EvaluateModel,
     Payload,
     PublishSnapshot,
@@ -211,7 +213,7 @@ class Auditor:
             self._whole[batch] -= self._shards_with[number] == self.recipe.shards
             self._shards_with[number] -= 1
 
-    def taken_over(self, shard: int, version: int, made: Sequence[Apply]) -> None:
+    def taken_over(self, shard: int, version: Any, made: Sequence[tuple[object, Effect]]) -> None:
         """Its backup goes on from that version; what is beyond it nobody has heard of. It has `made` updates."""
         for to, versions in self._answered.items():
             if versions.get(shard, 0) > version:
@@ -221,7 +223,8 @@ class Auditor:
         for gradient in self._logs[shard].only(version, shard):
             self._has_not(shard, gradient)
         if missing := version - self._logs[shard].version:  # the shard has died inside it
-            for apply in made[-missing:]:
+            for _, apply in made[-missing:]:
+                assert isinstance(apply, Apply)
                 self._on_apply(shard, apply)
 
     def _check_staleness(self, shard: int, push: SentPush, apply: Apply) -> None:

@@ -11,7 +11,7 @@ payload that has not come, or is not the one that its message tells of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -107,10 +107,10 @@ class PhantomHosts:
 
     def goes_on(self, shard: Node, before: ShardPhantom) -> ShardPhantom:
         """The host of a shard whose backup has had that one."""
-        made = ShardPhantom(self, shard, before.version, None)
+        made = self.make(shard, before.version, None)
+        assert isinstance(made, ShardPhantom)
         self.memories[shard] = made.memory = before.memory
-        made.fold, made.applied = before.fold, before.applied
-        made.copy = made.version, File(made.fold, tuple(made.applied))
+        made.take_whole(before.whole())
         (place,) = (place for place, other in enumerate(self.shards) if other.node == shard)
         self.shards[place] = made
         return made
@@ -223,6 +223,23 @@ class ShardPhantom(Phantom):
             self.memory.check_free(payload, self.hosts.now())
         self.memory.write(payload, self.numbers(payload))
 
+    @property
+    def point(self) -> object:
+        """How far it is."""
+        return self.version
+
+    def whole(self, waiting: Sequence[Payload] = ()) -> Any:
+        """All that its backup is given, with these pushes."""
+        pushes = [(each, tuple(self.memory.gradients[each.slot, each.buffer])) for each in waiting]
+        return self.version, self.fold, tuple(self.applied), pushes
+
+    def take_whole(self, whole: Any) -> None:
+        self.version, self.fold, applied, pushes = whole
+        self.applied = list(applied)
+        self.copy = self.version, self.file()
+        for payload, gradients in pushes:
+            self.memory.gradients[payload.slot, payload.buffer] = list(gradients)
+
     def _found(self, term: effects.Term) -> tuple[Gradient, ...]:
         return self.memory.gradient(term.slot, term.buffer, self.node.index, self.hosts.others(term.owner))
 
@@ -247,8 +264,7 @@ class ShardPhantom(Phantom):
                     self.copy = self.version, File(self.fold, tuple(self.applied))
                     return events.CopyMade(self.version)
             case CopyTo(Node() as backup, _, _, state, waiting):
-                pushes = [(each, tuple(self.memory.gradients[each.slot, each.buffer])) for each in waiting]
-                self.memory.wholes[backup] = state, self.version, self.fold, tuple(self.applied), pushes
+                self.memory.wholes[backup] = state, self.whole(waiting)
                 return events.CopyKnown(backup, 1)
             case GoBack():
                 _, copy = self.copy

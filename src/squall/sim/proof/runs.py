@@ -29,7 +29,8 @@ from squall.protocol.shard import Shard
 from squall.protocol.shard_duties import ShardDuties
 from squall.runtime.driver import Host
 from squall.runtime.world_nodes import Premises
-from squall.sim.proof.backed import BackupPhantom, Backups, MortalCopied
+from squall.sim.proof.backed import Backing, Backups, MortalCopied
+from squall.sim.proof.batch_invariants import BatchAuditor
 from squall.sim.proof.broken import Broken, Watcher
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.chaotic_machines import PULSE
@@ -192,12 +193,12 @@ class ChaoticRun(ABC):
         journal.keeps = held.keeps
         return linked, held
 
-    def _taken_over(self, shard: Node, before: BackupPhantom) -> tuple[Linked, Host]:
+    def _taken_over(self, shard: Node, before: Backing) -> tuple[Linked, Host]:
         """It goes on from what its backup has kept."""
         held = self._held[shard] = self.hosts.goes_on(shard, before)
         self.journals[shard] = before.journal
-        assert isinstance(self._auditor, Auditor)
-        self._auditor.taken_over(shard.index, before.version, before.made)
+        assert isinstance(self._auditor, Auditor | BatchAuditor)
+        self._auditor.taken_over(shard.index, before.point, before.made)
         return before.journal.succeed(before.version), held
 
     def _successor(self, node: Node, held: Phantom) -> Linked:
