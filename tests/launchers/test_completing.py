@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
-from squall.launchers.completing import complete, directory_of, give_directory
+from squall.launchers.completing import complete, directory_of, give_directory, give_nothing, given
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.joining.call import Call
-from squall.record.rows import EventRow
+from squall.record.rows import EventRow, StateRow
 from squall.record.writer import Record
 from squall.report import Reader
 from squall.runtime.lock import hold
@@ -66,6 +68,7 @@ def run(directory: Path, kinds: list[str], plan: str = "{}") -> Path:
     directory.mkdir()
     (directory / "run.json").write_text(plan)
     record = Record(directory / "run.sqlite")
+    record.add(StateRow("snapshot", "2"))
     for kind in kinds:
         record.add(EventRow(0.0, kind, ""))
     record.close()
@@ -77,14 +80,22 @@ def kinds(directory: Path) -> list[str]:
         return [row.kind for row in reader.rows(EventRow)]
 
 
-def completed(first: Path, give: Give) -> str:
-    """What the user is told."""
-    told: list[str] = []
+def completed(first: Path, give: Give) -> Path:
+    """Where what was replaced is."""
     head = Ended(give)
     with closing(head), head.attended():
-        complete(Call(head.address, head.token, 60.0), first, told.append)
-    (text,) = told
-    return text
+        return complete(Call(head.address, head.token, 60.0), first, 1)
+
+
+def gives(directory: Path) -> Give:
+    def give(machine: ControlPipe) -> None:
+        try:
+            with given(directory) as files:
+                give_directory(machine, files)
+        except ValueError as error:
+            give_nothing(machine, str(error))
+
+    return give
 
 
 def files(directory: Path) -> Iterator[tuple[str, bytes]]:
@@ -98,21 +109,30 @@ def unread(directory: Path) -> tuple[dict[str, bytes], list[str]]:
     return {name: data for name, data in files(directory) if "run.sqlite" not in name}, kinds(directory)
 
 
-def test_it_has_all_that_was_given_and_what_it_had_is_kept_aside(first: Path, second: Path) -> None:
-    before, wanted = unread(first), unread(second)
-    text = completed(first, lambda machine: give_directory(machine, second))
-    assert f"{first} has all of the run now" in text
-    own = before[0].pop("token")
-    assert unread(first / "before") == before
-    found, rows = unread(first)
-    assert {name: data for name, data in found.items() if not name.startswith("before/")} == {**wanted[0], "token": own}
-    assert rows == wanted[1] == ["started", "joined", "replaced", "finished"]
+def test_it_has_all_that_was_given_and_what_that_replaced_is_aside(first: Path, second: Path) -> None:
+    aside = completed(first, gives(second))
+    assert kinds(aside) == ["started", "joined"]
+    found, wanted = unread(first), unread(second)
+    assert found[0].items() >= {**wanted[0], "token": b"its own"}.items()
+    assert found[1] == wanted[1] == ["started", "joined", "replaced", "finished"]
+    assert all(stat.S_IMODE(path.stat().st_mode) & 0o77 == 0 for path in (first / "snapshots").rglob("000002*"))
+
+
+def test_what_lies_on_the_first_machine_alone_stays(first: Path, second: Path) -> None:
+    """Snapshots that the run has made, the best weights, schedules; not a snapshot that it does not know."""
+    shutil.rmtree(second / "snapshots")
+    for name in ("best.safetensors", "schedule/0/shard-0.0", "snapshots/000009/manifest"):
+        (first / name).parent.mkdir(parents=True, exist_ok=True)
+        (first / name).write_text(name)
+    aside = completed(first, gives(second))
+    for name in ("best.safetensors", "schedule/0/shard-0.0", "snapshots/000001/manifest"):
+        assert (first / name).exists()
+    assert not (first / "snapshots" / "000009").exists()
+    assert (aside / "snapshots" / "000009" / "manifest").exists()
 
 
 def test_it_may_be_completed_twice(first: Path, second: Path) -> None:
-    give = lambda machine: give_directory(machine, second)  # noqa: E731
-    assert "before," in completed(first, give)
-    assert "before-2," in completed(first, give)
+    assert [completed(first, gives(second)).name for _ in range(2)] == ["before", "before-2"]
     assert kinds(first) == kinds(second)
     assert not list(first.glob("before-2/before*"))
 
@@ -123,7 +143,7 @@ def test_a_record_comes_whole_though_somebody_reads_it(first: Path, second: Path
     record.commit(1.0, force=True)
     with closing(record), closing(Reader(second / "run.sqlite")) as reader:
         assert len(reader.rows(EventRow)) == 5
-        assert "has all" in completed(first, lambda machine: give_directory(machine, second))
+        completed(first, gives(second))
     assert kinds(first)[-1] == "late"
 
 
@@ -140,23 +160,27 @@ def half(machine: ControlPipe) -> None:
     ("give", "why"),
     [
         (names("../above"), "above"), (names("/root/file"), "/root/file"), (names("token"), "token"),
-        (names("lock"), "lock"), (names("before/run.json"), "before"), (names(""), "''"), (half, "over"),
-        (lambda machine: None, "gone"), (lambda machine: machine.say(kind="nothing", why="it is busy"), "busy"),
+        (names("lock"), "lock"), (names("before/run.json"), "before"), (names(""), "''"), (half, "in the midst"),
+        (lambda machine: None, "says nothing"), (lambda machine: give_nothing(machine, "it is busy"), "busy"),
     ],
 )  # fmt: skip
 def test_what_is_no_directory_changes_nothing(first: Path, give: Give, why: str) -> None:
     before = unread(first)
-    text = completed(first, give)
-    assert f"{first} is not completed" in text
-    assert why in text
-    assert "copy that one" in text
+    with pytest.raises(ValueError, match=why):
+        completed(first, give)
     assert unread(first) == before
     assert not (first / "coming").exists()
 
 
-@pytest.mark.parametrize("fault", ["another run", "started again here", "trained here", "trained there"])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("another run", "is another run"), ("started again here", "was started again"),
+        ("trained here", "is being trained"), ("trained there", "is being trained"),
+    ],
+)  # fmt: skip
 def test_a_directory_that_is_another_one_by_now_is_left_alone(
-    first: Path, second: Path, tmp_path: Path, fault: str
+    first: Path, second: Path, tmp_path: Path, fault: str, why: str
 ) -> None:
     if fault == "another run":
         second = run(tmp_path / "other", ["started"], plan='{"other": 1}')
@@ -165,11 +189,29 @@ def test_a_directory_that_is_another_one_by_now_is_left_alone(
             record.add(EventRow(2.0, "started", ""))
     before = unread(first)
     busy = {"trained here": first, "trained there": second}.get(fault)
-    with hold(busy) if busy is not None else nullcontext():
-        text = completed(first, lambda machine: give_directory(machine, second))
-    assert "is not completed" in text
+    with hold(busy) if busy is not None else nullcontext(), pytest.raises(ValueError, match=why):
+        completed(first, gives(second))
     assert unread(first) == before
     assert "coming" not in {path.name for path in first.iterdir()}
+
+
+def test_where_something_cannot_be_moved_all_is_as_it_was(
+    first: Path, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point, for example."""
+    rename = Path.rename
+
+    def refuses(path: Path, to: Path) -> Path:
+        if path == first / "snapshots":
+            raise OSError(errno.EBUSY, "it is busy")
+        return rename(path, to)
+
+    before = unread(first)
+    monkeypatch.setattr(Path, "rename", refuses)
+    with pytest.raises(ValueError, match="it is busy"):
+        completed(first, gives(second))
+    assert unread(first) == before
+    assert {path.name for path in first.iterdir()} == {"run.json", "run.sqlite", "snapshots", "token", "lock"}
 
 
 def test_only_a_runs_directory_can_be_completed_while_nobody_trains_there(first: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_copies_cost_is_said_where_there_are_such(tmp_path: Path) -> None:
     path = write(tmp_path / "run.sqlite", [*state(copies=2, copied=3_000_000), *rows])
     found = summary(path)
     assert (found.copying, found.copied_bytes) == (0.125, 3_000_000)
-    assert dict(found.lines())["copies"] == "shards waited 12 % of the time for theirs, 3 MB sent"
+    assert dict(found.lines())["copies"] == "shards waited 12.5 % of the time for theirs, 3 MB of pushes sent on"
     assert "copies" not in dict(summary(write(tmp_path / "alone.sqlite", [*state(copies=1), *rows])).lines())
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--complete", metavar="RUN_DIR",
         help="this was the run's first machine, and that the run's directory, which gets at the run's end what it lacks"
-        " (default of --token-file: the token there)",
+        " (default of --token-file: the token there, where the variable SQUALL_TOKEN is not set)",
     )  # fmt: skip
     parser.add_argument("--cores", type=int, metavar="N", help="use so many cores (default: all of this machine)")
     parser.add_argument(
@@ -44,7 +43,7 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
     from squall.checks import require
     from squall.launchers.joining.address import parse_address
     from squall.launchers.joining.call import Call
-    from squall.launchers.joining.token import TOKEN, find_token
+    from squall.launchers.joining.token import TOKEN, VARIABLE, find_token
 
     head = parse_address(options.head, "the address")
     require("--cores", options.cores, options.cores is None or options.cores >= 1, "at least 1")
@@ -54,19 +53,15 @@ def _join(options: argparse.Namespace, local: object, commanded_at: float) -> tu
         from squall.launchers.completing import directory_of
 
         directory = directory_of(options.complete)
-        token_file = token_file or str(directory / TOKEN)
-    call = Call(head, find_token(token_file), options.wait, options.cores, address=options.address)
-    return take_part(replace(call, incomplete=directory is not None), directory)
+        if token_file is None and VARIABLE not in os.environ:
+            token_file = str(directory / TOKEN)
+    token = find_token(token_file)
+    return take_part(Call(head, token, options.wait, options.cores, address=options.address, directory=directory))
 
 
-def take_part(call: Call, directory: Path | None = None) -> tuple[int, str]:
-    """Join a run, to its end, and complete this directory; returns the exit status, and what belongs on stdout."""
+def take_part(call: Call) -> tuple[int, str]:
+    """Join a run, to its end; returns the exit status, and what belongs on stdout."""
     from squall.launchers.joining.attending import attend
 
-    tell = lambda text: sys.stderr.write(f"squall: {text}\n")  # noqa: E731
-    end = attend(call, tell)
-    if directory is not None:
-        from squall.launchers.completing import complete
-
-        complete(call, directory, tell)
+    end = attend(call, lambda text: sys.stderr.write(f"squall: {text}\n"))
     return 0 if end.status in ("finished", "left") else 1, f"{end.reason}\n"

@@ -30,11 +30,22 @@ def _pieces(file: Path) -> Iterator[memoryview]:
         yield whole[start : start + PIECE_BYTES]
 
 
-def take_files(head: ControlPipe, directory: Path, names: Iterable[str]) -> None:
-    """Where none of these is. Raises `OSError` where there is no room, `EOFError` where the head is gone."""
+def take_files(head: ControlPipe, directory: Path, names: Iterable[str], silent_s: float | None = None) -> None:
+    """Where none of these is, in private folders.
+
+    Raises `OSError` where there is no room, `EOFError` where the head is gone, or silent for so long.
+    """
     for name in names:
         file = directory / name
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed([path for path in file.parents if directory in path.parents]):
+            folder.mkdir(mode=0o700, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            while piece := head.connection.recv_bytes():
+            while piece := _next(head, silent_s):
                 opened.write(piece)
+
+
+def _next(head: ControlPipe, silent_s: float | None) -> bytes:
+    if silent_s is not None and not head.connection.poll(silent_s):
+        raise EOFError(f"nothing has come for {silent_s:g} s")
+    piece: bytes = head.connection.recv_bytes()
+    return piece

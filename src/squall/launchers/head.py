@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from squall.launchers.completing import give_nothing
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
 from squall.launchers.joining.address import Address, bound, written
@@ -160,8 +161,7 @@ class Head:
         assert self._guests is not None
         pipe = ControlPipe(joined.pipe)
         if joined.hello.fetches:
-            pipe.say(kind="nothing", why="the run has not ended, or was lost by another machine")
-            pipe.connection.close()
+            give_nothing(pipe, "there the run has not ended, or has failed")
             return
         room = self._room(joined.hello)
         machine = Gathered(joined.number, joined.hello.machine, room, pipe, joined.hello.address)

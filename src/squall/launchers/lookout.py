@@ -16,7 +16,7 @@ from squall.protocol.events import ActivitySeen, Event, ProcessesSeen
 from squall.protocol.hangs import HANG_AFTER_S, Sight
 from squall.runtime.board import Board
 from squall.runtime.job import Job
-from squall.runtime.processes import memory_kills, state_of_all
+from squall.runtime.processes import memory_kills, state_of, state_of_parts
 from squall.strategies.work import Collective
 
 LOOK_EVERY_S = 0.25  # as often as replicas report
@@ -30,7 +30,7 @@ class Lookout:
         """`scripts`: the replicas are users' loops."""
         self.at = 0.0  # when to look next
         self._board: Board | None = None
-        self._scripts, self._own_time = scripts, False
+        self._scripts, self._own_time, self._in_parts = scripts, False, False
         self._after_s = HANG_AFTER_S
         self._memory_kills = deque([memory_kills()], DIES_WITHIN)  # as of each of the last looks
 
@@ -42,7 +42,7 @@ class Lookout:
         after_s = job.plan.settings.hang_after_s
         self._after_s = HANG_AFTER_S if after_s is None else after_s
         limited = bool(after_s) and not isinstance(job.recipe.work, Collective)
-        self._own_time = self._scripts and not limited
+        self._own_time, self._in_parts = self._scripts and not limited, job.plan.settings.parts > 1
         return replace(job, board=self._board)
 
     def look(self, now: float, children: Collection[Child], unheard: int = 0) -> list[Event]:
@@ -69,7 +69,7 @@ class Lookout:
         return explain(code) + (OUT_OF_MEMORY if short else "")
 
     def _sight(self, board: Board, child: Child) -> Sight:
-        seen, state = board.sight(child.node), state_of_all(child.pid)
+        seen, state = board.sight(child.node), (state_of_parts if self._in_parts else state_of)(child.pid)
         begins = self._scripts and seen.moved < 0  # it is before its batches
         if (self._own_time or begins) and child.node.role == "replica":
             return Sight(child.node, seen.moved, state=state)

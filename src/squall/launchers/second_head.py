@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -12,7 +15,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from squall.launchers.completing import give_directory
+from squall.launchers.completing import give_directory, give_nothing, given
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.gathering import Gathering
 from squall.launchers.head import Head, tell
@@ -44,6 +47,8 @@ class SecondHead(Head):
         super().__init__(listen, wanted, None, schedules_bytes=0, token=call.token, number=said["number"])
         self._machine = said["machine"]
         self._incomplete: set[int] = set()  # machines
+        self._gives = False
+        self._callers: list[JoinedMachine] = []  # that fetch
         standing = Standing(
             Path(said["directory"]), msgspec.convert(said["facts"], Facts),
             {(role, index): at for role, index, at in said["seats"]},
@@ -63,6 +68,7 @@ class SecondHead(Head):
         if end is None:
             self.leave()
         else:
+            self._gives = end.status != "failed"  # else others may go on
             end = End(end.status, f"the run is {end.status}, on machine {self._machine}")
             self.over(end.status, end.reason)
             until = time.monotonic() + ENDS_WITHIN_S
@@ -75,21 +81,43 @@ class SecondHead(Head):
     def _greet(self, joined: JoinedMachine) -> None:
         if joined.hello.incomplete:
             self._incomplete.add(joined.number)
-        super()._greet(joined)
+        if joined.hello.fetches and self._gives:
+            self._callers.append(joined)
+        else:
+            super()._greet(joined)
 
     def _complete_others(self, end: End) -> None:
-        """Give what the run has left here to whom it has begun with, and wait for that machine's call."""
+        """Give what the run has left here to whom it has begun with."""
         assert self._guests is not None
-        awaited, until = len(self._incomplete & self._guests.machines.keys()), time.monotonic() + FETCHES_WITHIN_S
+        awaited = self._incomplete & self._guests.machines.keys() if self._gives else set()
         self._dismiss(end)
+        try:
+            if awaited:
+                with given(self._directory) as files:
+                    self._give(files, awaited)
+        except (OSError, ValueError, sqlite3.Error) as error:
+            tell(f"warning: the run's first machine does not get {self._directory}: {error}")
+        for joined in self._callers:
+            give_nothing(ControlPipe(joined.pipe), "the run's directory cannot be given there")
+
+    def _give(self, files: Mapping[str, Path], awaited: set[int]) -> None:
+        """To each that calls, until all have that are awaited."""
+        until, givers = time.monotonic() + FETCHES_WITHIN_S, []
         while awaited and (left := until - time.monotonic()) > 0:
-            wait(self.sources[:1], left)  # the listener
-            for joined in self._listener.turn(time.monotonic()):
+            for joined in [*self._callers, *self._listener.turn(time.monotonic())]:
                 if joined.hello.fetches:
-                    tell(f"giving the run's files to {joined.hello.machine}")
-                    give_directory(ControlPipe(joined.pipe), self._directory)
-                    awaited -= 1
-                joined.pipe.close()
+                    awaited.discard(joined.hello.number)
+                    tell(f"giving the run's files to machine {joined.hello.number}")
+                    arguments = ControlPipe(joined.pipe), files
+                    givers.append(threading.Thread(target=give_directory, args=arguments, daemon=True))
+                    givers[-1].start()
+                else:
+                    joined.pipe.close()
+            self._callers.clear()
+            if awaited:
+                wait(self.sources[:1], left)  # the listener
+        for giver in givers:
+            giver.join()
 
     def attend(self) -> None:
         """What processes on other machines have come to the record tells."""

@@ -76,8 +76,12 @@ class Copied(Journaled):
     def held(self) -> bool:
         return bool(self._held) or super().held
 
+    @property
+    def held_for(self) -> Node | None:
+        return self._backup if self._held else None
+
     def awaits(self) -> Node | None:
-        return self._backup if self._held else super().awaits()
+        return self.held_for or super().awaits()
 
     @property
     def backup(self) -> Node | None:

@@ -78,6 +78,11 @@ class Linked:
     def held(self) -> bool:
         return self._awaiting is not None and self._awaiting.held
 
+    @property
+    def held_for(self) -> Node | None:
+        """Whom it certainly waits for, whoever speaks first."""
+        return None
+
     def awaits(self) -> Node | None:
         return self._awaiting.awaits() if self._awaiting is not None else None
 

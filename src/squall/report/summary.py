@@ -78,8 +78,8 @@ class Summary:
             found.append(("updates", number(self.updates)))
         found.append(("exchanged", size(self.exchanged_bytes)))
         if self.copying is not None:
-            sent = f", {size(self.copied_bytes)} sent" if self.copied_bytes else ""
-            found.append(("copies", f"shards waited {100 * self.copying:.2g} % of the time for theirs{sent}"))
+            sent = f", {size(self.copied_bytes)} of pushes sent on" if self.copied_bytes else ""
+            found.append(("copies", f"shards waited {100 * self.copying:.1f} % of the time for theirs{sent}"))
         found += self._between()
         if bubble := bubble_text(self.parts, self.least_bubble):
             found.append(("bubble", bubble))

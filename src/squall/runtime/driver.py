@@ -215,6 +215,7 @@ class Driver:
         if not busy and not entry.names:
             entry.turns(Doing.WAITING if held else Doing.OTHER, now)
             if held:
+                entry.awaits(self._linked.held_for, now)
                 timeout_s = LONG_S if timeout_s is None else min(timeout_s, LONG_S)
         self._receive(timeout_s)
         if self._host.busy or not held:

@@ -71,12 +71,14 @@ def state_of(pid: int) -> State:
         return "runs"
 
 
-def state_of_all(pid: int) -> State:
-    """Of a process and those it has forked from its main thread: the others may wait for one that is stopped."""
+def state_of_parts(pid: int) -> State:
+    """Of a replica of several processes, the first of which this is: the others may wait for one that is stopped."""
     if (state := state_of(pid)) == "runs":
         with contextlib.suppress(OSError):  # it has ended, or the kernel does not tell
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            return "stopped" if "stopped" in (state_of(int(child)) for child in children) else state
+            children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            stopped = [child for child in children if state_of(child) == "stopped"]
+            titles = [Path(f"/proc/{child}/cmdline").read_bytes() for child in stopped]  # it may be a user's own
+            return "stopped" if any(b" part " in title.partition(b" of ")[0] for title in titles) else state
     return state
 
 

@@ -23,6 +23,7 @@ from squall.launchers.joining.address import written
 from squall.launchers.joining.call import TASK, Call
 from squall.launchers.nursery_process import NurseryProcess
 from squall.protocol.effects import End
+from squall.record.rows import RecordError
 from squall.runtime.interrupts import collected_interrupts
 
 if TYPE_CHECKING:
@@ -42,12 +43,13 @@ def attend(call: Call, tell: Callable[[str], object]) -> End:
     ):
         attending = Attending(call, own, tell)
         try:
-            return attending.run(interrupts)
+            end = attending.run(interrupts)
         except KeyboardInterrupt:
             attending.nursery.kill()
             raise
         finally:
             attending.close()
+    return end if call.directory is None or end.status == "left" else attending.completed(end, call.directory)
 
 
 class Attending:
@@ -56,6 +58,7 @@ class Attending:
         self.nursery = NurseryProcess()
         self._pipe = self.nursery.pipe
         self._pipe.connection.send_bytes(cloudpickle.dumps({"launcher": os.getpid(), "call": call, "own": str(own)}))
+        self._machine = 0
         self._listening = self._leaving = False
         self._head: SecondHead | None = None  # when the run goes on from this machine
         self._end: End | None = None
@@ -77,6 +80,7 @@ class Attending:
             case "told":
                 self._tell(said["text"])
             case "joined":
+                self._machine = said["machine"]
                 head = written(self._call.head)
                 self._tell(f"this is machine {said['machine']} of the run at {head} now; Ctrl-C leaves it in order")
             case "listening":
@@ -122,3 +126,16 @@ class Attending:
     def close(self) -> None:
         self.nursery.close()
         self._close_head()
+
+    def completed(self, end: End, directory: Path) -> End:
+        """The same, if the directory has all of the run then."""
+        from squall.launchers.completing import complete
+
+        try:
+            aside = complete(self._call, directory, self._machine)
+        except (SquallError, RecordError, ValueError) as error:
+            without = "what it lacks is in the run's directory on the machine where it has ended: copy that one"
+            self._tell(f"warning: {directory} is not completed ({error}): {without}")
+            return End("incomplete", end.reason)
+        self._tell(f"{directory} has all of the run now; what that replaced is in {aside}, and may be removed")
+        return end

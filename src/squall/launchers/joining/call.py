@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from squall.launchers.joining.address import Address
 from squall.launchers.joining.token import Token
@@ -20,5 +21,5 @@ class Call:
     cores: int | None = None  # to be used, if not all
     number: int = 0  # that it would like to have in the run
     address: str | None = None  # where others reach this machine, if not where it calls from
-    incomplete: bool = False  # it fetches at the end what its directory of the run lacks
+    directory: Path | None = None  # of the run, for which it fetches at the end what that lacks
     fetches: bool = False  # it does so now, and takes part in nothing

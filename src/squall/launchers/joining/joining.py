@@ -79,7 +79,7 @@ def _call(call: Call, timeout_s: float) -> Membership:
     pipe = TlsPipe(connection, FROM_HEAD_BYTES)
     try:
         pipe.send_bytes(call.token.secret.encode())
-        wants = {"number": call.number, "incomplete": call.incomplete, "fetches": call.fetches}
+        wants = {"number": call.number, "incomplete": call.directory is not None, "fetches": call.fetches}
         pipe.send_bytes(msgspec.json.encode(msgspec.structs.replace(said, **wants)))
         if not pipe.poll(ANSWER_WITHIN_S + WRONG_AFTER_S):
             raise TimeoutError("it does not answer")
