@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks import (
     all_reduce,
     columns,
+    copies,
     exchange,
     family,
     forecast,
@@ -41,7 +42,7 @@ BENCHMARKS: dict[str, Any] = {
     "recording": recording, "all-reduce": all_reduce, "parts": parts, "columns": columns, "week": week, "links": links,
     "machines": machines, "spread-parts": spread_parts, "ray-start": ray_start, "forecast-links": forecast_links,
     "forecast-parts": forecast_parts, "predict": predict, "inference": inference, "live": live,
-    "succession": succession, "gpu": gpu,
+    "succession": succession, "copies": copies, "gpu": gpu,
 }  # fmt: skip
 
 if unknown := [name for name in sys.argv[1:] if name not in BENCHMARKS]:

@@ -40,7 +40,13 @@ class Link:
 
     def sent_bytes(self, side: int) -> int:
         """From this side to the other, with all that the network adds."""
-        shown = _ip("netns", "exec", self.names[side], "cat", f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
+        return self._counted(side, "tx_bytes")
+
+    def sent_packets(self, side: int) -> int:
+        return self._counted(side, "tx_packets")
+
+    def _counted(self, side: int, what: str) -> int:
+        shown = _ip("netns", "exec", self.names[side], "cat", f"/sys/class/net/{INTERFACE}/statistics/{what}")
         return int(shown)
 
 

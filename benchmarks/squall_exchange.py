@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import squall
 from benchmarks.peers.common import EXCHANGE_LR, OptimizerName
+from squall.launchers.backups import prepare
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import SPIN_S, run_role
 from squall.plan import make_plan
@@ -39,7 +40,7 @@ from squall.runtime.run_plan import Aims
 from squall.transports.host import HostTransport
 from squall.vector import Layout
 
-REPLICA, SHARD = Node("replica", 0), Node("shard", 0)
+REPLICA, SHARD, BACKUP = Node("replica", 0), Node("shard", 0), Node("backup", 0)
 WARM_UP = 5
 
 
@@ -65,17 +66,21 @@ class ReadyGradient(Host):
     def median_seconds(self) -> float:
         """From one exchange to the next."""
         times = [after - before for before, after in zip(self.began, self.began[1:])]
-        return statistics.median(times[WARM_UP:])
+        return statistics.median(times[max(WARM_UP, len(times) // 2) :])  # by then there is a backup, if there is any
 
 
-def exchange_job(elements: int, strategy: squall.Strategy, repeats: int, shard_threads: int, directory: Path) -> Job:
+def exchange_job(
+    elements: int, strategy: squall.Strategy, repeats: int, shard_threads: int, directory: Path, copies: int = 1
+) -> Job:  # fmt: skip
     """A run in which each replica exchanges `repeats` times after the warm-up."""
     replicas = strategy.recipe().replicas
     data = torch.utils.data.TensorDataset(torch.zeros((repeats + WARM_UP + 1) * replicas))
     task = squall.Task(
         model=_Vector(elements), loss=lambda model, batch: cast(Tensor, model(batch)), train=data, batch_size=1
     )
-    settings = squall.Settings(threads=1, shard_threads=shard_threads, snapshot_every_s=None, progress=False)
+    settings = squall.Settings(
+        threads=1, shard_threads=shard_threads, snapshot_every_s=None, progress=False, copies=copies
+    )
     plan = make_plan(strategy, settings, Aims(epochs=1))
     layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
     arena = Arena.create(arena_shape(layout, strategy.recipe()), directory)
@@ -83,7 +88,7 @@ def exchange_job(elements: int, strategy: squall.Strategy, repeats: int, shard_t
         arena.gradient(slot, 0).normal_()
     return Job(
         plan=plan, strategy=strategy, task=task, layout=layout, arena=arena, initial=initial_vector(layout, task),
-        directory=directory, commanded_at=time.time(),
+        directory=directory, commanded_at=time.time(), scratch=directory,
     )  # fmt: skip
 
 
@@ -95,18 +100,20 @@ def strategy(optimizer: OptimizerName, replicas: int = 1, shards: int = 1, overl
 
 def exchange_seconds(
     elements: int, optimizer: OptimizerName, repeats: int, scheduled: bool = False, shard_threads: int = 1,
-    succeeded: bool = True,
+    succeeded: bool = True, copied: bool = False,
 ) -> float:  # fmt: skip
     """Median seconds of one exchange with a real shard process.
 
-    `scheduled`: with the schedule of both ends kept; `succeeded`: with what the shard leaves to a successor.
+    `scheduled`: with the schedule of both ends kept; `succeeded`: with what the shard leaves to a successor; `copied`:
+    the shard has a backup beside it.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="squall-bench-") as folder:
-        job = exchange_job(elements, strategy(optimizer), repeats, shard_threads, Path(folder))
+        job = exchange_job(elements, strategy(optimizer), repeats, shard_threads, Path(folder), 1 + copied)
         job = attempts.begin(job) if scheduled else job
         job = with_legacies(job) if succeeded else job
-        children = [_fork(job, node) for node in (COORDINATOR, SHARD)]
+        job = prepare(job, BACKUP, None, [SHARD]) if copied else job
+        children = [_fork(job, node) for node in (COORDINATOR, SHARD, *([BACKUP] if copied else []))]
         host = ReadyGradient()
         transport = HostTransport(REPLICA, Path(folder), peers=[COORDINATOR, SHARD], spin_s=SPIN_S)
         try:

@@ -124,6 +124,6 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in PLANTED if deep.wanted or PLANTED[name].within < 200])
+@pytest.mark.parametrize("name", deep.sweep(list(PLANTED), 1))
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(PLANTED[name], monkeypatch, map(answering, itertools.count()))
