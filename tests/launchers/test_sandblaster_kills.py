@@ -19,6 +19,7 @@ from tests import deep
 from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_copies import taken_over, wait_whole, with_a_shard
+from tests.launchers.test_deputies import Second, lose_first_machine
 from tests.launchers.test_machines import cluster
 from tests.tasks import INLINE
 from tests.warm import squall as command
@@ -146,3 +147,17 @@ def test_a_shards_backup_takes_over_its_vectors_when_its_machine_is_lost(tmp_pat
         status, out, err = found.run.finish(5 * START_S)
         assert status == 0, err
         reached(found.run, json.loads(out), alone)
+
+
+@deep.only
+def test_it_outlives_its_first_machine(tmp_path: Path, alone: Path) -> None:
+    with cluster(tmp_path, 3, *SETTINGS, "--threads", "1", "--copies", "2", file=Path(FILE)) as found:
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        lose_first_machine(found)
+        for machine in found.machines:
+            status, said = machine.finish(5 * START_S)
+            assert status == 0, said
+        assert second.told("by its deputy")
+        *_, last = [row for row in second.rows(MetricRow) if row.name == "objective"]
+        assert last.value == pytest.approx(undisturbed(alone), rel=1e-6)
