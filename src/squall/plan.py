@@ -49,6 +49,8 @@ def make_plan(
         )
     if settings.copies > 1 and (why := _not_copied(recipe, settings)):
         raise ValueError(f"copies is {settings.copies}, and {why}: leave it out")
+    if settings.copies > 1 and settings.parts > 1:
+        settings = dataclasses.replace(settings, spread_parts=None)
     if settings.least_replicas is not None:
         fits = 1 <= settings.least_replicas <= recipe.replicas
         require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
@@ -109,7 +111,7 @@ def _not_copied(recipe: Recipe, settings: Settings) -> str:
         return "there are no shards"
     if isinstance(recipe.work, Loop) and recipe.work.update.compensation is not None:
         return "a shard that compensates staleness needs what replicas have fetched, which its backup does not have"
-    return "shards of replicas of several parts have no backups yet" if settings.parts > 1 else ""
+    return "what parts on several machines push goes to no backup yet" if settings.spread_parts else ""
 
 
 def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:

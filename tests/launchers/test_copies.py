@@ -25,7 +25,7 @@ from squall.runtime import whole
 from squall.settings import Settings
 from squall.strategies import Strategy
 from tests import deep
-from tests.launchers import blobs
+from tests.launchers import blobs, piped
 from tests.launchers.processes import START_S, Started, wait_for
 from tests.launchers.test_machines import Cluster, Machine, cluster
 
@@ -88,6 +88,22 @@ def test_a_shards_backup_takes_over_when_its_machine_is_lost(tmp_path: Path, str
         interrupt(found)
 
 
+@deep.only
+@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
+def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Path, strategy: str) -> None:
+    """Each lies on one machine."""
+    flags = ("--strategy", strategy, *COPIED, "--parts", "2", "--replicas", "3")
+    with cluster(tmp_path, 3, *flags, file=Path(str(piped.__file__))) as found:
+        wait_whole(found.run)
+        lost = with_a_shard(found)
+        lost.signal(signal.SIGKILL)
+        wait_for(lambda: taken_over(found) == 1, START_S, "a takeover")
+        lost.finish()
+        found.machines.remove(lost)
+        found.run.goes_on()
+        interrupt(found)
+
+
 def taken_over(found: Cluster) -> int:
     return sum("by its backup" in row.text for row in found.run.rows(EventRow))  # type: ignore[attr-defined]
 
@@ -145,7 +161,11 @@ def test_a_backup_that_is_killed_is_replaced(tmp_path: Path) -> None:
     ("strategy", "settings", "why"),
     [
         (squall.AllReduce(replicas=2), {}, "every member of AllReduce has the weights already"),
-        (squall.Downpour(replicas=2), {"parts": 2}, "replicas of several parts have no backups yet"),
+        (
+            squall.Downpour(replicas=2),
+            {"parts": 2, "spread_parts": True, "machines": 2, "listen": "127.0.0.1:0"},
+            "what parts on several machines push goes to no backup yet",
+        ),
         (
             squall.AsynchronousSGD(replicas=2, staleness="compensate"),
             {},

@@ -143,7 +143,7 @@ def machine(job: Job, node: Node) -> Linked:
                 return legacy.journal.succeed(before + legacy.numbers.updates, copied)
             shard, parts = kind.shard(job, node.index), job.plan.settings.parts
             behind: Machine = shard
-            if job.site is not None and parts > 1:
+            if job.site is not None and parts > 1 and job.plan.settings.spread_parts is not None:
                 behind = Parcelled(shard, parts, [Node(*seat) for seat in job.site.seats if seat[0] == "part"])
             if legacy is None:
                 return Linked(behind)
