@@ -44,7 +44,7 @@ soak: $(READY)  ## chaotic worlds, COUNT of them or until Ctrl-C; a failing one 
 chaos: $(READY)  ## real runs under random faults, COUNT of them (default 200); SEED is the day's unless it is given
 	$(BIN)/python -m tests.chaos $(if $(COUNT),--faults $(COUNT)) $(if $(SEED),--seed $(SEED))
 
-failures: $(READY)  ## what happens when processes of a run fail, measured: writes docs/failures.md, in some ten minutes
+failures: $(READY)  ## what happens when processes of a run fail, measured: writes docs/failures.md, in some twenty minutes
 	$(BIN)/python -m benchmarks.failures
 
 bench: $(READY)  ## measure against the floor and the peers; writes benchmarks/RESULTS.md
