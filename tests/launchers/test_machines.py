@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -39,7 +39,8 @@ class Machine:
 
     def signal(self, number: int) -> None:
         for pid in self.pids() if self.process.poll() is None else ():
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it may end as soon as the first of them goes on
+                os.kill(pid, number)
 
     def finish(self, within_s: float = START_S) -> tuple[int, str]:
         out, err = self.process.communicate(within_s)
