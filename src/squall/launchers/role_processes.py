@@ -102,8 +102,8 @@ class NurseryChannel:
 
 
 # Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
-# for the answer, or the next push, for a moment. A replica does so on a core that it would leave idle; a shard only
-# where it does not take the core from a replica that computes.
+# for the answer, or the next push, for a moment. A replica does so on a core that it would leave idle; a shard, and its
+# backup beside it, only where they do not take the core from a replica that computes.
 SPIN_S = 1000e-6
 
 # A shard that has this many elements takes far longer for an exchange than the kernel for moving it to another core.
@@ -263,7 +263,7 @@ def _spin_s(job: Job, node: Node) -> float:
     wanted = job.recipe.replicas * job.plan.settings.parts * job.plan.threads + job.recipe.shards
     roomy = wanted <= len(os.sched_getaffinity(0))
     exchanges = node.role == "replica" and job.recipe.shards > 0
-    return SPIN_S if exchanges or (node.role == "shard" and roomy) else 0.0
+    return SPIN_S if exchanges or (node.role in ("shard", "backup") and roomy) else 0.0
 
 
 def blame(error: BaseException, node: Node, job: Job) -> None:
