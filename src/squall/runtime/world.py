@@ -48,7 +48,7 @@ class World:
 
     def __init__(
         self, conditions: Conditions = IDEAL, *, seed: int = 0, now: float = 0.0,
-        spawn: Callable[[Node], tuple[Linked | Machine, Host]] | None = None,
+        spawn: Callable[[Node], tuple[Linked | Machine, Host] | None] | None = None,
     ) -> None:  # fmt: skip
         self.now, self._count = now, 0
         self.ended = False  # the coordinator has, or somebody who watches wants no more
@@ -76,8 +76,8 @@ class World:
         after_s = self._conditions.spawn_s(node)
         if after_s > 0:  # by then its machine may be gone again, so it asks once more
             self.at(self.now + after_s, lambda: self.bring(node, home))
-        else:
-            self.add(node, *self._spawn(node), home)
+        elif (made := self._spawn(node)) is not None:
+            self.add(node, *made, home)
 
     def post(self, node: Node, event: Event, after_s: float = 0.0) -> None:
         self._put(self.now + after_s, self.processes.get(node) or Absent(node), event)

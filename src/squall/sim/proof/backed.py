@@ -155,6 +155,7 @@ class Backups:
         self._moved: dict[Node, int] = {}  # shards that are to go on elsewhere, and their machines
         self._there: set[Node] = set()  # those of them whose process there has started
         self._told: set[tuple[Node, int, Node]] = set()  # the same, and who has been told of it
+        self._strays: list[Node] = []  # shards of which another process starts
         self._ends: dict[Node, Node] = {}  # shards that start, and the backups in whose places they go on
 
     def begin(self, hosts: PhantomHosts, node: Node) -> Backing:
@@ -171,6 +172,21 @@ class Backups:
                 knows = other == COORDINATOR or (shard, self._moved[shard], other) in self._told
                 return knows != (shard in self._there)
         return False
+
+    def strays(self, nursery: Node, what: object) -> bool:
+        """It starts another process of a shard that goes on elsewhere: nobody calls it, and it is in no world."""
+        match what:
+            case StartMember(shard, ends=None) if shard in self._there and self._moved[shard] != nursery.index:
+                self._strays.append(shard)
+                return True
+        return False
+
+    def strayed(self, shard: Node) -> bool:
+        """Once for each."""
+        found = shard in self._strays
+        if found:
+            self._strays.remove(shard)
+        return found
 
     def clear(self, world: World, shard: Node) -> None:
         """If it goes on in its backup's place: there may be another on a machine that was cut off, and calls to it."""

@@ -216,8 +216,7 @@ class Trial:
     def _cause(self, fault: Fault) -> None:
         self._note(fault)
         kind = type(fault).__name__
-        self.happened[kind] += 1
-        self._excused[kind] += 1
+        self.happened[kind], self._excused[kind] = self.happened[kind] + 1, self._excused[kind] + 1
         self._healed_s = max(self._healed_s, self.world.now + fault.seconds)
         match fault:
             case Weather() | Cut():
@@ -249,8 +248,7 @@ class Trial:
                 self._stopped_at = min(self._stopped_at, self.world.now)
 
     def _kill(self, fault: Kill) -> None:
-        self._slow_starts[fault.part] = fault.seconds
-        self._doomed[fault.part] = fault.again
+        self._slow_starts[fault.part], self._doomed[fault.part] = fault.seconds, fault.again
         self._excused[fault.part.role] += 1
         if not dies_within(self.run.journals, fault):
             self._strike(fault.part)
@@ -269,7 +267,9 @@ class Trial:
 
     # ------------------------------------------------------------ the world's questions
 
-    def _replace(self, node: Node) -> tuple[Linked, Host]:
+    def _replace(self, node: Node) -> tuple[Linked, Host] | None:
+        if self.run.backups.strayed(node):
+            return None
         self._started.append(node)
         self.run.backups.clear(self.world, node)
         self.run.deputies.clear(self.world, node, self._machines.there)
@@ -284,7 +284,7 @@ class Trial:
             self._strike(Role.of(what.node), dies=True)
         self._stillness.watch(node, what)
         follows = node.role == "deputy" and isinstance(what, Note | PublishSnapshot)  # its coordinator says it first
-        if follows or (node == COORDINATOR and self.run.repeats(what)):
+        if follows or self.run.backups.strays(node, what) or (node == COORDINATOR and self.run.repeats(what)):
             return
         self.run.backups.watch(self.world, node, what)
         self.run.deputies.watch(self.world, node, what)
