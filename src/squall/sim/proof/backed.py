@@ -57,7 +57,7 @@ def backed(seed: int) -> Chaos:
     if machines > 1 and chance.random() < 0.6:
         faults.append(MachineGone(chance.randrange(events), chance.randrange(1, machines)))
     return dataclasses.replace(
-        world, strategy=strategy, shards=shards, machines=machines, copies=2, spread_parts=None, loaders=0,
+        world, strategy=strategy, shards=shards, machines=machines, copies=2, parts=1, spread_parts=False, loaders=0,
         faults=tuple(sorted(faults, key=lambda fault: getattr(fault, "at", 0))),
     )  # fmt: skip
 
