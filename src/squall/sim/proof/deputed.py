@@ -87,6 +87,10 @@ class Deputies:
             return other.index not in (self.home, *self._redirected) and other not in self._known
         return other.role != "deputy" and self._machine(other) not in self._redirected
 
+    def late(self, world: World, node: Node) -> bool:
+        """It would lead, and the run has ended: by a stop of which the others have not heard: theirs is another."""
+        return node == COORDINATOR and self._ends is not None and world.ended
+
     def clear(self, world: World, node: Node, there: Callable[[int], list[Node]]) -> None:
         """It starts: if it is the coordinator, in its deputy's place."""
         if node != COORDINATOR or self._ends is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squall.protocol.effects import Effect, End, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, StopRequested
+from squall.protocol.events import Event, FrameArrived, Started, StopRequested
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
@@ -56,7 +56,7 @@ class MachineBooks:
             if isinstance(what, Event):
                 if not self._behind:
                     self._check_owed()
-                self._begun, self._behind = True, False
+                self._begun, self._behind = self._begun or type(what) is Started, False
             self._on_coordinator(what)
 
     def _check_owed(self) -> None:

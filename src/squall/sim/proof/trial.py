@@ -268,7 +268,7 @@ class Trial:
     # ------------------------------------------------------------ the world's questions
 
     def _replace(self, node: Node) -> tuple[Linked, Host] | None:
-        if self.run.backups.strayed(node):
+        if self.run.backups.strayed(node) or self.run.deputies.late(self.world, node):
             return None
         self._started.append(node)
         self.run.backups.clear(self.world, node)
