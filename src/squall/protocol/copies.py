@@ -82,6 +82,10 @@ class Copies:
         self._placing.on[shard] = placed.machine
         return backup.node, placed
 
+    def moved(self, shard: Node) -> bool:
+        """It is not where it began."""
+        return shard in self._moved
+
     def told(self, node: Node) -> list[Effect]:
         """Where shards are called, to a process that has just come."""
         return [Send(node, placed) for placed in self._moved.values()] if self._several else []

@@ -23,6 +23,7 @@ from squall.protocol.nursery_messages import (
     Activity,
     Alive,
     Joined,
+    KillProcess,
     Leaving,
     ProcessLost,
     ProcessStuck,
@@ -84,7 +85,8 @@ class MachineStaffing(Staffing):
     def _on_refused(self, speaker: Node, node: Node, why: str, now: float, effects: list[Effect]) -> None:
         """Nobody would say that: what runs on its machine is not what should run there.
 
-        Of the coordinator's own machine others are not believed that, and who cannot hear it cannot stay.
+        Of the coordinator's own machine others are not believed that, and who cannot hear it cannot stay. A shard that
+        has come from another one may have heard it there: whom it does not hear any more makes room for another.
         """
         accused, accuser = self._machine_of(node), self._machine_of(speaker)
         if accused is None or accuser is None:
@@ -92,7 +94,9 @@ class MachineStaffing(Staffing):
         machine, text = accused, f"{node} was refused: {why}"
         if accused == self.home != accuser:
             machine, text = accuser, f"{speaker} refused {node}: {why}"
-        if machine == self.home:
+        if machine == self.home and self._copies.moved(speaker) and node in self._placing.on:
+            effects.append(Send(Node("nursery", self.home), KillProcess(node)))
+        elif machine == self.home:
             self._fail(text, effects)
         else:
             self._on_machine_lost(machine, text, now, effects, believed=machine == accused)
