@@ -194,8 +194,8 @@ class Trial:
             raise Broken("I5", "nobody has anything to do, and the run has not ended")
         if world.now > self._healed_s + ENDS_WITHIN_S:
             raise Broken("I5", f"{ENDS_WITHIN_S:.0f} s after the last fault has healed the run still goes on")
-        if self.events > EVENTS_AT_MOST:
-            raise Broken("I5", f"it still goes on after {EVENTS_AT_MOST} events")
+        if self.events > EVENTS_AT_MOST * (1 + 2 * self.chaos.deputy):  # which hears of each, and says so
+            raise Broken("I5", f"it still goes on after {self.events - 1} events")
 
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
