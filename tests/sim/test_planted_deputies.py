@@ -86,7 +86,7 @@ FAULTS = {
         lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20"),
     "a deputy keeps no record": Planted(lambda patch: patch.setattr(backup, "REPEATED", (Apply,)), 20, "I26"),
     "a coordinator starts before its deputy has ended": Planted(
-        wrapped(NurseryMachine, "_on_message", starts_before), 120, "I24 I26"),
+        wrapped(NurseryMachine, "_on_message", starts_before), 200, "I24 I26"),
     "processes are not told where the coordinator is": Planted(
         wrapped(NurseryMachine, "on", redirects_nobody), 20, "I5"),
     "nurseries are not told where the coordinator is": Planted(
