@@ -18,7 +18,7 @@ from setproctitle import getproctitle
 
 import squall
 from squall.plan import make_plan
-from squall.record.rows import EventRow, LossRow, MemberRow
+from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from squall.runtime import whole
@@ -85,6 +85,22 @@ def test_a_shards_backup_takes_over_when_its_machine_is_lost(tmp_path: Path, str
             lost.finish()
             found.machines.remove(lost)
         found.run.goes_on()
+        interrupt(found)
+
+
+@deep.only
+def test_who_joins_behind_a_takeover_finds_the_shard_where_it_is(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED, "--replicas", "6") as found:  # they have no room elsewhere
+        wait_whole(found.run)
+        lost = with_a_shard(found)
+        lost.signal(signal.SIGKILL)
+        wait_for(lambda: taken_over(found) > 0, START_S, "a takeover")
+        lost.finish()
+        found.machines.remove(lost)
+        found.machines.append(found.join())
+        found.event("replaced", "on machine 3, which had room")
+        trained = lambda: {row.replica for row in found.run.rows(ProgressRow)[-40:]}  # type: ignore[attr-defined]  # noqa: E731
+        wait_for(lambda: trained() == set(range(6)), START_S, "all replicas to train")
         interrupt(found)
 
 

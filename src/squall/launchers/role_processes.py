@@ -201,7 +201,8 @@ def _carrier(job: Job, site: Site, node: Node, sockets: Path) -> Carrier:
     memory, parts = memoryview(job.arena.memory), job.plan.settings.parts
     most = ANSWERS_BYTES if isinstance(job.recipe.work, Answering) else None
     places = Places(node, job.recipe.shards, job.ranges, job.arena.shape, memory, site.pieces, parts, most, job.scratch)
-    addresses = {server: site.addresses[server] for server in _servers(job, node, here=False)}
+    elsewhere = _servers(job, node, here=False)  # but a shard that has moved, of which the coordinator will tell
+    addresses = {server: site.addresses[server] for server in elsewhere if server in site.addresses}
     contexts = site.identity.issue(str(node)).contexts()
     part = Part(node, site, kind_of(job).says, places)
     listener = site.listeners.get(DEPUTY if node.role == "deputy" else node)
