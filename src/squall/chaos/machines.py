@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ HEAD = f"{NETWORK}.1:{PORT}"
 OWN = ("unshare", "--map-root-user", "--net")  # of util-linux: what this user may do is enough
 INSIDE = "SQUALL_CHAOS_APART"
 AGAIN_AFTER_S = 1.0  # a machine joins anew, when its command has ended
+ANSWERS_WITHIN_S = 0.2  # to a call; else its machine is cut off, or lost
 BEGIN_WITHIN_S = 5.0  # that a namespace has to be there
 
 
@@ -98,9 +100,16 @@ class Machines:
         for number, command in self._commands.items():
             if command.poll() is None:
                 self._joins_at.pop(number, None)
-            elif now >= self._joins_at.setdefault(number, now + AGAIN_AFTER_S):
+            elif now >= self._joins_at.setdefault(number, now + AGAIN_AFTER_S) and self._answers():
                 self._join(number)
         return [command.pid for command in self._commands.values()]
+
+    def _answers(self) -> bool:
+        """Somebody listens where machines join: it may be that the run goes on elsewhere soon."""
+        host, _, port = self._head.partition(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), ANSWERS_WITHIN_S):
+            return True
+        return False
 
     def cut(self, number: int) -> None:
         _ip("link", "set", "dev", f"machine{number}", "down")
