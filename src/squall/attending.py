@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from squall.errors import Interrupted, NotFinite, ProcessLost, SquallError, TaskError
+from squall.errors import Interrupted, LostAlone, NotFinite, ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers.again import unsaved
 from squall.protocol.effects import End
@@ -51,6 +51,8 @@ def attend(
             raise
         if isinstance(error, TaskError):
             raise TaskError(f"{error}\n\n{mended(path)}", error.failure) from None
+        if isinstance(error, LostAlone):
+            raise LostAlone(f"{error} again; with --complete {path} all of it is here at its end") from None
         raise ProcessLost(f"{error}\n{remedy(path)}") from None
     except KeyboardInterrupt:
         raise _interrupted("interrupted at once", path) from None

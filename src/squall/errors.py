@@ -5,6 +5,7 @@ ValueError              a setting is wrong; raised before anything is launched, 
 SquallError             something happened to a run
 ├── TaskError           the user's own code failed inside a process; carries its traceback
 ├── ProcessLost         a process that the run cannot go on without died; says how to resume
+│   └── LostAlone       the same on this machine, and the run goes on on others; says how to join it again
 ├── NotFinite           a batch gave NaN or Inf twice; says which, and where the last good weights are
 ├── SnapshotMismatch    a snapshot belongs to another model, optimizer or data, or is damaged; says what differs
 └── PeerFault           a peer sent what no Squall process sends (never blamed on the user)
@@ -43,6 +44,10 @@ class TaskError(SquallError):
 
 class ProcessLost(SquallError):
     """A process that the run cannot go on without died."""
+
+
+class LostAlone(ProcessLost):
+    """The same, and the run goes on without this machine."""
 
 
 class NotFinite(SquallError):

@@ -216,6 +216,8 @@ def test_a_first_machine_that_loses_its_nursery_leaves_the_run_to_the_others(tmp
         status, _, err = found.run.finish()
         assert status == 1
         assert "the other machines go on with the run" in err
+        assert f"with --complete {found.directory}" in err
+        assert "squall resume" not in err, "it would be another run"
         second.interrupt()
 
 

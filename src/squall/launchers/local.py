@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from squall.errors import ProcessLost, SquallError, TaskError
+from squall.errors import LostAlone, ProcessLost, SquallError, TaskError
 from squall.evaluation_callback import EvaluationCallback
 from squall.launchers import scratch
 from squall.launchers.exits import Exits
@@ -37,7 +37,7 @@ MOVING_SILENT_S = 30.0  # where they shall go on, and a script may take its time
 STOPPED_COLLECT_S = 0.5  # that they have for it, when somebody waits for the end
 TELL_AFTER_S, TELL_EVERY_S = 2.0, 3.0  # that a snapshot is on its way, and how much of it
 GONE_WITHIN_S = 10.0  # that killed processes have to give their memory back
-OTHERS = "the other machines go on with the run, and squall join there says where it is kept"
+OTHERS = "the other machines go on with the run, and squall join there says where it is kept, and how to join it"
 STAY = "others of its processes do not end, so that it was not started again"
 INSISTED_S = 1.0  # seconds until a run that was asked twice to stop is killed
 
@@ -213,7 +213,7 @@ class LocalRun:
         """
         if self._head is not None and self._head.others_go_on:
             self._head.leave()  # they would take its word for the run's
-            raise ProcessLost(f"{why}; {OTHERS}")
+            raise LostAlone(f"{why}; {OTHERS}")
         if self._head is None or not self._begins_again:
             raise ProcessLost(why)
         if not self.gone():
