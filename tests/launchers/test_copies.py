@@ -79,11 +79,7 @@ def test_a_shards_backup_takes_over_when_its_machine_is_lost(tmp_path: Path, str
         found.event("started")
         for times in (1, 2):
             wait_whole(found.run)
-            lost = with_a_shard(found)
-            lost.signal(signal.SIGKILL)
-            wait_for(lambda times=times: taken_over(found) == times, 20, "a takeover")
-            lost.finish()
-            found.machines.remove(lost)
+            lose_a_shard(found, times)
         found.run.goes_on()
         interrupt(found)
 
@@ -92,11 +88,7 @@ def test_a_shards_backup_takes_over_when_its_machine_is_lost(tmp_path: Path, str
 def test_who_joins_behind_a_takeover_finds_the_shard_where_it_is(tmp_path: Path) -> None:
     with cluster(tmp_path, 3, *COPIED, "--replicas", "6") as found:  # they have no room elsewhere
         wait_whole(found.run)
-        lost = with_a_shard(found)
-        lost.signal(signal.SIGKILL)
-        wait_for(lambda: taken_over(found) > 0, START_S, "a takeover")
-        lost.finish()
-        found.machines.remove(lost)
+        lose_a_shard(found)
         found.machines.append(found.join())
         found.event("replaced", "on machine 3, which had room")
         trained = lambda: {row.replica for row in found.run.rows(ProgressRow)[-40:]}  # type: ignore[attr-defined]  # noqa: E731
@@ -111,13 +103,18 @@ def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Pa
     flags = ("--strategy", strategy, *COPIED, "--parts", "2", "--replicas", "3")
     with cluster(tmp_path, 3, *flags, file=Path(str(piped.__file__))) as found:
         wait_whole(found.run)
-        lost = with_a_shard(found)
-        lost.signal(signal.SIGKILL)
-        wait_for(lambda: taken_over(found) == 1, START_S, "a takeover")
-        lost.finish()
-        found.machines.remove(lost)
+        lose_a_shard(found)
         found.run.goes_on()
         interrupt(found)
+
+
+def lose_a_shard(found: Cluster, times: int = 1) -> None:
+    """With its machine. Wait until its backup has taken over, as often as that in all."""
+    lost = with_a_shard(found)
+    lost.signal(signal.SIGKILL)
+    wait_for(lambda: taken_over(found) >= times, START_S, "a takeover")
+    lost.finish()
+    found.machines.remove(lost)
 
 
 def taken_over(found: Cluster) -> int:

@@ -18,7 +18,7 @@ from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import logistic
 from tests.launchers.processes import START_S, Started, wait_for
-from tests.launchers.test_copies import taken_over, wait_whole, with_a_shard
+from tests.launchers.test_copies import lose_a_shard, wait_whole
 from tests.launchers.test_deputies import Second, lose_first_machine
 from tests.launchers.test_machines import cluster
 from tests.tasks import INLINE
@@ -139,11 +139,7 @@ def test_a_shards_backup_takes_over_its_vectors_when_its_machine_is_lost(tmp_pat
     flags = [*SETTINGS, "--threads", "1", "--copies", "2", "--json"]
     with cluster(tmp_path, 3, *flags, file=Path(FILE)) as found:
         wait_whole(found.run)
-        lost = with_a_shard(found)
-        lost.signal(signal.SIGKILL)
-        wait_for(lambda: taken_over(found) == 1, START_S, "a takeover")
-        lost.finish()
-        found.machines.remove(lost)
+        lose_a_shard(found)
         status, out, err = found.run.finish(5 * START_S)
         assert status == 0, err
         reached(found.run, json.loads(out), alone)
