@@ -6,11 +6,14 @@ import os
 import signal
 from contextlib import closing
 from itertools import dropwhile
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.role_processes import NurseryChannel
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
@@ -134,6 +137,16 @@ def goes_on(again: Started) -> None:
     finally:
         again.process.kill()
         again.process.communicate()
+
+
+@pytest.mark.parametrize("backed", [True, False])
+def test_a_coordinator_whose_nursery_is_gone_has_no_last_word_for_its_deputy(backed: bool) -> None:
+    """It would be a stop, which the deputy goes on with."""
+    mine, theirs = Pipe()
+    channel = NurseryChannel(ControlPipe(mine), backed=backed)
+    theirs.close()
+    assert (channel.take() is None) == backed
+    assert channel.take() is None
 
 
 @deep.only

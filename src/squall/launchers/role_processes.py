@@ -62,9 +62,10 @@ from squall.usercode.blame import encode, note
 class NurseryChannel:
     """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
 
-    def __init__(self, pipe: ControlPipe, nursery: Node = NURSERY) -> None:
+    def __init__(self, pipe: ControlPipe, nursery: Node = NURSERY, backed: bool = False) -> None:
+        """`backed`: by a deputy, which goes on when this machine's nursery is gone, and all its processes with it."""
         self._pipe = pipe
-        self._nursery = nursery
+        self._nursery, self._backed = nursery, backed
 
     def knows(self, node: Node) -> bool:
         return node == self._nursery
@@ -84,8 +85,8 @@ class NurseryChannel:
         if not self._pipe.open or not self._pipe.connection.poll():
             return None
         said = self._pipe.hear()
-        if said is None:
-            return StopRequested("the nursery is gone")
+        if said is None:  # the kernel kills this process in a moment; its last word would be the deputy's first
+            return None if self._backed else StopRequested("the nursery is gone")
         return FrameArrived(self._nursery, msgspec.convert(said["frame"], Frame))
 
     def end(self, end: End) -> None:
@@ -142,7 +143,7 @@ def run_role(job: Job, node: Node, sockets: Path, pipe: ControlPipe | None) -> N
     transport, carriers = connections(job, node, sockets, pipe, () if watch is None else (watch.fileno(),))
     linked = machine(job, node)
     nursery = NURSERY if job.site is None else Node("nursery", job.site.machine)
-    channel = NurseryChannel(pipe, nursery) if pipe is not None else None
+    channel = NurseryChannel(pipe, nursery, has_deputy(job)) if pipe is not None else None
     try:
         # The coordinator's rows are written while nobody speaks, too.
         poll_every_s = COMMIT_EVERY_S if node.role in ("coordinator", "deputy") else math.inf
