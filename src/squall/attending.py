@@ -28,6 +28,7 @@ from squall.settings import Settings
 from squall.usercode.kept import load_sources
 
 POLL_S = 0.1
+BEFORE = "interrupted before the training began"
 PREPARE_REPORT_AFTER_S = 5.0  # in a short run it would only take time from the training
 
 
@@ -55,7 +56,7 @@ def attend(
             raise LostAlone(f"{error} again; with --complete {path} all of it is here at its end") from None
         raise ProcessLost(f"{error}\n{remedy(path)}") from None
     except KeyboardInterrupt:
-        raise _interrupted("interrupted at once", path) from None
+        raise _interrupted("interrupted at once" if begun(path) else BEFORE, path) from None
     raise_for(end, path, watch)
 
 
