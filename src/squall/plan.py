@@ -109,8 +109,6 @@ def _not_copied(recipe: Recipe, settings: Settings) -> str:
         return "every member of AllReduce has the weights already"
     if not isinstance(recipe.work, Loop | BatchMethod):
         return "there are no shards"
-    if isinstance(recipe.work, Loop) and recipe.work.update.compensation is not None:
-        return "a shard that compensates staleness needs what replicas have fetched, which its backup does not have"
     return "what parts on several machines push goes to no backup yet" if settings.spread_parts else ""
 
 

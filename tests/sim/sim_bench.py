@@ -27,7 +27,8 @@ from squall.runtime.world import World
 from squall.runtime.world_nodes import Premises
 from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.memory import BatchRange
-from squall.sim.proof.phantoms import Phantom, PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import Phantom
 from squall.strategies import Recipe
 from squall.strategies.work import Loop, Update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from squall.protocol.nursery_messages import StartProcess
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.protocol.succession import Journaled
 from squall.sim.proof.backed import backed
+from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.soak import rebuilt, verdict
 from squall.strategies.work import BatchMethod
 from tests import deep
@@ -69,6 +71,11 @@ def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **
     original(staffing, *given)
 
 
+def without_fetched(original: Any, phantom: ShardPhantom, *given: Any) -> Any:
+    *numbers, _ = original(phantom, *given)
+    return *numbers, {}
+
+
 FAULTS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
     "a backup makes no updates": Planted(left_out(Apply), 60, "I23 I6"),
@@ -105,6 +112,19 @@ OF_VECTORS = {
 def test_a_planted_fault_of_copies_of_vectors_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = map(backed, itertools.count())
     catch(OF_VECTORS[name], monkeypatch, (world for world in worlds if isinstance(world.recipe.work, BatchMethod)))
+
+
+OF_CORRECTIONS = {
+    "a backup does not keep what replicas fetch": Planted(left_out(Attach), 60, "I27"),
+    "a backup is not given what replicas have fetched": Planted(
+        wrapped(ShardPhantom, "whole", without_fetched), 60, "I27"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", deep.sweep(list(OF_CORRECTIONS), 1))
+def test_a_planted_fault_of_copies_that_correct_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = (replace(backed(seed), strategy="compensated") for seed in itertools.count())
+    catch(OF_CORRECTIONS[name], monkeypatch, (world for world in worlds if world.machines > 1))
 
 
 FOUND = {

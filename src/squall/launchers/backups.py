@@ -14,9 +14,9 @@ from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
 from squall.runtime.deputing import Kept
 from squall.runtime.job import Job
 from squall.runtime.journal import Journal
-from squall.runtime.legacy import Legacy, shared_memory
+from squall.runtime.legacy import shared_memory
 from squall.runtime.lock import take
-from squall.runtime.machines import COORDINATOR_BYTES, vectors_of
+from squall.runtime.machines import COORDINATOR_BYTES, legacy_of
 from squall.transports.opening import listening
 
 DIRECTORIES_AT_MOST = 100  # of one run on a machine
@@ -97,7 +97,7 @@ def _begin(job: Job, backup: Node, here: Collection[Node]) -> None:
     for older in [node for node in job.backups if node.index == backup.index and node not in here]:
         del job.backups[older]
     beside = Node("shard", backup.index) in here
-    job.backups[backup] = Legacy(stop - start, vectors_of(job, stop - start), apart=beside)
+    job.backups[backup] = legacy_of(job, stop - start, apart=beside)
     if not beside:
         job.arena.reserve_range(start, stop, job.recipe.replicas + (job.task.validate is not None))
     if job.site is not None and _kept_for(backup) not in job.site.listeners:

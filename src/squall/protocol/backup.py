@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from squall.protocol.copied import RECORDED, Copied, CopyTo
+from squall.protocol.copied import RECORDED, Attach, Copied, CopyTo
 from squall.protocol.copy_messages import CopyJoined, CopyKept, Entry, Has, Whole
-from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, End, Forget, Payload, Send
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, End, Forget, Payload, Send, Transmit
 from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, VectorsCalculated, unpack
 from squall.protocol.link import RESEND_AFTER_S
 from squall.protocol.messages import Stop
@@ -15,6 +15,13 @@ from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.succession import steps
 
 REPEATED = (Apply, CalculateVectors, AddPortions, *RECORDED)  # of what it leads to: own numbers and record follow
+
+
+def _repeated(effect: Effect) -> Effect | None:
+    """What of this a backup does as well."""
+    if isinstance(effect, Transmit) and effect.payload is not None and not effect.again:
+        return Attach(effect.payload)  # what was brought to its place may be needed
+    return effect if isinstance(effect, REPEATED) else None
 
 
 class TakeCopy(Effect, frozen=True, gc=False):
@@ -85,7 +92,7 @@ class Backup:
         entry = self._entries.popleft()
         effects = self.copied.repeat(unpack(entry.kind, entry.event), entry.now)
         self._owed = sum(map(steps, effects))
-        mine: list[Effect] = [effect for effect in effects if isinstance(effect, REPEATED)]
+        mine = [*filter(None, map(_repeated, effects))]
         ends = [effect for effect in effects if isinstance(effect, End)]
         if self._of == COORDINATOR and any(isinstance(effect, CopyTo) for effect in effects):  # it is none any more
             ends.append(End("finished"))

@@ -27,7 +27,12 @@ class BackupHost(Host):
         self._shard: ShardHost | VectorHost | None = None
 
     def attach(self, payload: Payload) -> None:
-        """Weights lie where replicas of another machine will not look. Who takes over sends them anew."""
+        """Weights lie where replicas of another machine will not look. Who takes over sends them anew.
+
+        It needs those that each replica computes on, to correct what that pushes.
+        """
+        if isinstance(self._shard, ShardHost):
+            self._shard.delivered(payload)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

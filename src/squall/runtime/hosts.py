@@ -118,8 +118,8 @@ class ShardHost(Host):
         numbers = None if legacy is None else legacy.numbers
         before = self._before = 0 if job.restored is None else job.restored.updates
         self._legacy = legacy
-        apart = None if legacy is None else legacy.weights
-        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers, apart)
+        apart, fetched = (None, None) if legacy is None else (legacy.weights, legacy.fetched)
+        self.store = Store(job.task, job.recipe, job.layout, index, job.arena, job.initial, numbers, apart, fetched)
         job.keep(self.store.schedule)
         self._snapshots = Snapshots(job.directory)
         if numbers is not None and numbers.lacking:
@@ -141,6 +141,8 @@ class ShardHost(Host):
         legacy, (start, stop) = job.legacies[index], job.layout.shard_range(index, job.recipe.shards)
         weights = job.initial[start:stop] if legacy.weights is None else legacy.weights
         found.put(weights, legacy.numbers, 0 if job.restored is None else job.restored.updates)
+        if legacy.fetched is not None:
+            legacy.fetched.copy_(found.tensors["fetched"])
         if legacy.weights is None:
             found.lay(job.arena, start, stop)
         return cls(job, index, goes_back=False)
@@ -156,6 +158,12 @@ class ShardHost(Host):
         if payload.kind not in ("weights", "trial"):
             return  # what goes to a backup lies where it is read
         self.store.deliver(payload.slot, payload.buffer, self._ranges(payload) if payload.part >= 0 else None)
+        self.delivered(payload)
+
+    def delivered(self, payload: Payload) -> None:
+        """By a shard, of which this may be the backup. Of an answer in parts the first comes last."""
+        if payload.kind == "weights" and payload.part <= 0:
+            self.store.keep_fetched(payload.slot)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:

@@ -33,8 +33,8 @@ def shared_memory(size: int) -> mmap.mmap:
 
 
 class Legacy:
-    def __init__(self, elements: int, vectors: int = 0, apart: bool = False) -> None:
-        """`vectors`: bytes of those of L-BFGS, which has no numbers.
+    def __init__(self, elements: int, vectors: int = 0, fetched: int = 0, apart: bool = False) -> None:
+        """`vectors`: bytes of those of L-BFGS, which has no numbers. `fetched`: slots, if it keeps what they have.
 
         `apart`: weights of its own, of a backup on the shard's own machine. It is said by who makes it.
         """
@@ -44,6 +44,10 @@ class Legacy:
         self.numbers = Numbers(shared_memory(NAMES_BYTES + 4 * VECTORS_AT_MOST * elements + NAMES_BYTES))
         self.copy = Copy(self.numbers, elements)
         self.vectors = shared_memory(vectors) if vectors else None
+        self.fetched: Tensor | None = None  # float32 [slots, elements]
+        if fetched:
+            whole = torch.frombuffer(shared_memory(4 * fetched * elements), dtype=torch.float32)
+            self.fetched = whole.view(fetched, elements)
 
 
 class Numbers:

@@ -49,14 +49,18 @@ def with_legacies(job: Job) -> Job:
     if not isinstance(job.recipe.work, Loop | BatchMethod):
         return job
     spans = {n.index: job.layout.shard_range(n.index, job.recipe.shards) for n in nodes(job) if n.role == "shard"}
-    legacies = {index: Legacy(stop - start, vectors_of(job, stop - start)) for index, (start, stop) in spans.items()}
+    legacies = {index: legacy_of(job, stop - start) for index, (start, stop) in spans.items()}
     return replace(job, legacies=legacies)
 
 
-def vectors_of(job: Job, elements: int) -> int:
-    """Bytes of a shard's vectors, if that is what it has."""
+def legacy_of(job: Job, elements: int, apart: bool = False) -> Legacy:
+    """What a shard of so many elements leaves, or its backup. `apart`: as `Legacy` has it."""
     work = job.recipe.work
-    return vectors_bytes(elements, work.rules.history) if isinstance(work, BatchMethod) else 0
+    if isinstance(work, BatchMethod):
+        return Legacy(elements, vectors=vectors_bytes(elements, work.rules.history), apart=apart)
+    # A slot on a backup's machine may have other weights, or later ones, than those that its shard corrects with.
+    needs_fetched = job.plan.settings.copies > 1 and job.recipe.loop.update.compensation is not None
+    return Legacy(elements, fetched=job.arena.shape.replicas + 1 if needs_fetched else 0, apart=apart)
 
 
 def firsts(job: Job) -> dict[Node, PartPlace | None]:

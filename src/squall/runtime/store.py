@@ -33,14 +33,18 @@ class Store:
 
     def __init__(
         self, task: Task, recipe: Recipe, layout: Layout, shard: int, arena: Arena, initial: Tensor,
-        numbers: Numbers | None = None, weights: Tensor | None = None,
+        numbers: Numbers | None = None, weights: Tensor | None = None, fetched: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`numbers`: where its state is left to a successor. `weights`: its own, where not those of `initial`."""
+        """`numbers`: where its state is left to a successor. `weights`: its own, where not those of `initial`.
+
+        `fetched`: float32 [slots, shard elements], what was last delivered to each, where its slot may have another.
+        """
         loop = recipe.loop
         self.start, self.stop = layout.shard_range(shard, recipe.shards)
         # float32 [shard elements], from now on this shard's
         self.weights = initial[self.start : self.stop] if weights is None else weights
         self.arena = arena
+        self.fetched = fetched
         pieces = layout.pieces(self.start, self.stop, loop.blocks)
         self.pieces = [piece for piece in pieces if piece.group >= 0]
         self._tail = [piece for piece in pieces if piece.group == -1]
@@ -118,8 +122,12 @@ class Store:
         if self._compensation is None:
             return pushed
         # The slot still holds what was fetched into it, and the replica has computed on.
-        whole = self.arena.weights(first.slot, 0)
-        then = [whole[piece.start : piece.stop] for piece in self.pieces]
+        own = (
+            self.arena.weights(first.slot, 0)[self.start : self.stop]
+            if self.fetched is None
+            else self.fetched[first.slot]
+        )
+        then = [own[piece.start - self.start : piece.stop - self.start] for piece in self.pieces]
         return self._compensation.correct(pushed, self.parameters, then)
 
     def _pushed(self, slot: int, buffer: int) -> list[Tensor]:
@@ -166,6 +174,11 @@ class Store:
             there.copy_(own)
         for number, group in enumerate(self.optimizer.param_groups):
             rates[number] = group.get("lr", 0.0)
+
+    def keep_fetched(self, slot: int) -> None:
+        """The current weights are delivered to this slot."""
+        if self.fetched is not None:
+            self.fetched[slot].copy_(self.weights)
 
     # ------------------------------------------------------------ succession
 

@@ -5,6 +5,7 @@
     updates      int64 [1], that the numbers have
     numbers      uint8, as they lie in `Legacy.numbers`
     weights      float32 [shard elements]
+    fetched      float32 [slots, shard elements], as in `Store`, if that has them
     gradient.1.0 float32 [shard elements], what waits in a buffer of a replica's slot, and the same of others
 
 On one machine the backup reads the file that the shard has written. Between two the bytes of one file are sent, and
@@ -82,6 +83,8 @@ def of_shard(store: Store, numbers: Numbers, updates: int, lying: Iterable[Paylo
         "numbers": numbers.image,
         "weights": store.weights,
     }
+    if store.fetched is not None:
+        tensors["fetched"] = store.fetched
     for each in lying:
         name = f"{each.kind}.{each.slot}.{each.buffer}"
         tensors[name] = store.arena.gradient(each.slot, each.buffer)[store.start : store.stop].clone()

@@ -24,7 +24,8 @@ from squall.sim.proof.chaos import PREDICTION, Chaos, chaos
 from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.hung import SLOW_S
 from squall.sim.proof.memory import File
-from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom
 from squall.sim.proof.runs import ADDRESS, ChaoticRun
 
 Span = tuple[int, int]  # examples [start, stop)

@@ -33,7 +33,8 @@ from squall.sim.proof.chaos import STRATEGIES, Chaos, chaos
 from squall.sim.proof.faults import Fault, Kill, MachineGone, OfMachines, Partition, Pause, Role, Tear
 from squall.sim.proof.machines import lose_under_way
 from squall.sim.proof.mortal import Mortal, MortalJournal
-from squall.sim.proof.phantoms import PhantomHosts, ShardPhantom
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import ShardPhantom
 from squall.strategies.work import BatchMethod, Loop
 
 CHANGES = (Apply, CalculateVectors, AddPortions)  # of numbers
@@ -90,8 +91,7 @@ def _of_the_coordinators_machine(chance: random.Random, machines: int, at: int) 
 
 def _loops(name: str) -> bool:
     """Batch by batch, and there may be backups."""
-    work = STRATEGIES[name](2, 1).recipe().work
-    return isinstance(work, Loop) and work.update.compensation is None
+    return isinstance(STRATEGIES[name](2, 1).recipe().work, Loop)
 
 
 def _of_machine(fault: Fault) -> bool:
@@ -123,6 +123,7 @@ class Backing(ShardPhantom):
 
     def attach(self, payload: Payload) -> None:
         """Weights lie where replicas of another machine will not look."""
+        self.delivered(payload)
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, TakeCopy):

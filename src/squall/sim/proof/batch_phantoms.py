@@ -16,7 +16,8 @@ from squall.protocol.nodes import Node
 from squall.protocol.sandblaster.messages import Calculation, Combine
 from squall.runtime.vectors import Changes
 from squall.sim.proof.memory import File, Gradient, Memory, Written, folded_with
-from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import Phantom, ShardPhantom
 from squall.strategies.base import Recipe
 
 WIDTH = 2  # elements of a shard

@@ -33,6 +33,7 @@ INVARIANTS = {
     "I24": "a shard, or the coordinator, goes on in the place of its backup when that has ended",
     "I25": "of a coordinator and its deputy one goes on at most",
     "I26": "a deputy's record is its coordinator's, and goes on from it",
+    "I27": "a shard corrects a push with the weights that this was computed on",
 }
 
 

@@ -12,7 +12,8 @@ from squall.protocol.events import Event
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.sim.proof.memory import File
-from squall.sim.proof.phantoms import NOTHING, PIECES, Phantom, PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import NOTHING, PIECES, Phantom
 
 
 class CoordinatorPhantom(Phantom):

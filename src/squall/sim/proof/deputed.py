@@ -28,7 +28,8 @@ from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.machines import lose_under_way
 from squall.sim.proof.mortal import MortalJournal
-from squall.sim.proof.phantoms import Phantom, PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import Phantom
 
 LOOK_EVERY_S = 0.01
 

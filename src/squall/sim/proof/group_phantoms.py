@@ -17,7 +17,8 @@ from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.coordinator_phantom import CoordinatorPhantom
 from squall.sim.proof.memory import BatchRange, File, Written, folded_with
-from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom, PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import COMPUTE_S, NOTHING, PIECES, Phantom
 
 LATE_S = 0.004  # that one member has made a step behind another, at most
 

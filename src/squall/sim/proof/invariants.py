@@ -32,7 +32,7 @@ from squall.sim.proof.broken import Broken
 from squall.sim.proof.logs import Labels, SentPush, ShardLog, bound, numbers, text, wrong_weights
 from squall.sim.proof.loss_books import LossBooks
 from squall.sim.proof.memory import BatchRange, File, Gradient, Written
-from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
 from squall.sim.proof.positions import LeaseRows, batches, restored, trained
 from squall.strategies.base import Recipe
 

@@ -37,7 +37,7 @@ from squall.sim.proof.chaotic_machines import PULSE
 from squall.sim.proof.faults import Jam, MachineComes, MachineGone, MachineLeaves, OfMachines, Partition, Role
 from squall.sim.proof.faulty_wire import FaultyWire
 from squall.sim.proof.machine_books import MachineBooks
-from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
 from squall.sim.proof.spread import SpreadReplicas
 
 APART_S = 300.0  # clocks of machines

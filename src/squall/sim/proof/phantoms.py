@@ -10,124 +10,29 @@ payload that has not come, or is not the one that its message tells of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from msgspec.structs import replace
 
 from squall.protocol import effects, events
 from squall.protocol.copied import CopyTo
-from squall.protocol.effects import Effect, Payload, PublishSnapshot
+from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
-from squall.protocol.messages import PIECE_BYTES, Factors
+from squall.protocol.messages import PIECE_BYTES
 from squall.protocol.nodes import Node
-from squall.protocol.notes import Note
 from squall.protocol.unsaved import GoBack
 from squall.runtime.driver import Host
-from squall.runtime.wire import Price
-from squall.runtime.world import World
-from squall.sim.proof.memory import AppliedBuffer, BatchRange, File, Gradient, Memory, Written, folded
-from squall.strategies.base import Recipe
+from squall.sim.proof.broken import Broken
+from squall.sim.proof.memory import AppliedBuffer, BatchRange, File, Gradient, Written, folded
+
+if TYPE_CHECKING:
+    from squall.sim.proof.phantom_hosts import PhantomHosts
 
 COMPUTE_S = 0.01
 PIECES = 2  # of a file that has to travel
 NOTHING = File(-1)
-N = TypeVar("N", bound=Note)
-
-
-class PhantomHosts:
-    """Makes the hosts of a run, and holds what they share: memory, and what the coordinator's host was told."""
-
-    def __init__(self, recipe: Recipe, now: Callable[[], float], first: int = 0) -> None:
-        self.recipe = recipe
-        self.now = now  # the world's time, in seconds
-        self.travels = False  # every host has a memory of its own
-        self.memories: dict[Node, Memory] = {}
-        self.machine: Callable[[Node], int] = lambda node: 0  # on which a node is
-        self.gone: Callable[[int], bool] = lambda machine: False  # a machine, with all that was there
-        self.cut_off: Callable[[Node, Node], bool] = lambda one, other: False
-        self.waits: Callable[[Node], bool] = lambda node: False  # for another part of the replica
-        self.others: Callable[[Node], Sequence[int]] = lambda node: ()  # parts of a replica on several machines
-        self.ask: Callable[[Node, Event], None] = lambda node, event: None  # those parts for something
-        self._shared: dict[int, Memory] = {}  # by the processes of a machine
-        self.shards: list[ShardPhantom] = []
-        self.arrived: dict[tuple[int, int], File] = {}  # snapshot, part -> the file that is there
-        self.notes: list[Note] = []  # that are in the record
-        self.together = 1  # notes that are written into it at once
-        self.unwritten: Callable[[], Sequence[Note]] = lambda: ()
-        self.published: list[PublishSnapshot] = []
-        self.computed = first  # computations so far
-        self.compute_s: Callable[[Node], float] = lambda node: COMPUTE_S * (1 + 0.37 * node.index)
-        self.poison: Callable[[int, BatchRange], bool] = lambda number, batch: False
-        self.steps_on: Callable[[int], int] | None = None  # on a batch, by loops that step several times
-        self.leaves_out: Callable[[int], bool] = lambda number: False
-        self.breaks: Callable[[int], bool] = lambda number: False
-        self.factors: Callable[[int], Factors] = lambda number: ()
-        self.disk: Callable[[int], str] = lambda number: ""
-        self.copies_every = 0  # updates of a shard; 0: there are none
-        self.logs = False  # the first replica is a script that measures all weights that it gets
-        self.metrics: Callable[[], dict[str, float]] | None = None
-        self.best: tuple[float, float] | None = None  # the loss that was told, and that of the weights that were kept
-        self.prices: dict[type[Effect], Price] = {
-            effects.Compute: lambda node, effect, begins: self.compute_s(node),
-            **dict.fromkeys((effects.EvaluateModel, effects.WriteSnapshot), lambda node, effect, begins: COMPUTE_S),
-        }
-
-    def enter(self, world: World, seed: int) -> None:
-        """The world of a life is there."""
-
-    def new_memory(self) -> Memory:
-        return Memory(self.recipe)
-
-    def memory(self, node: Node) -> Memory:
-        """The memory of a new process."""
-        machine = self.machine(node)
-        if not self.travels and machine not in self._shared:
-            self._shared[machine] = self.new_memory()
-        found = self.memories[node] = self.new_memory() if self.travels else self._shared[machine]
-        return found
-
-    def files(self, number: int) -> list[File]:
-        """The files of a snapshot, by shard, as they are on the coordinator's machine."""
-        return [self.arrived.get((number, shard.node.index), NOTHING) for shard in self.shards]
-
-    def noted(self, kind: type[N]) -> list[N]:
-        """The notes of a kind that the coordinator has made."""
-        return [note for note in (*self.notes, *self.unwritten()) if isinstance(note, kind)]
-
-    def host(self, node: Node, version: int = 0, file: File | None = None) -> Phantom:
-        """A host for a new process. `version`, `file`: what a shard goes on from."""
-        made = self.make(node, version, file)
-        if node.role not in ("shard", "backup", "part"):
-            made.memory.new_process(node.index)
-        if isinstance(made, ShardPhantom):
-            self.shards.append(made)
-        return made
-
-    def goes_on(self, shard: Node, before: ShardPhantom) -> ShardPhantom:
-        """The host of a shard whose backup has had that one."""
-        made = self.make(shard, before.version, None)
-        assert isinstance(made, ShardPhantom)
-        self.memories[shard] = made.memory = before.memory
-        made.take_whole(before.whole())
-        (place,) = (place for place, other in enumerate(self.shards) if other.node == shard)
-        self.shards[place] = made
-        return made
-
-    def make(self, node: Node, version: int, file: File | None) -> Phantom:
-        match node.role:
-            case "coordinator":
-                from squall.sim.proof.coordinator_phantom import CoordinatorPhantom  # which is one of these
-
-                return CoordinatorPhantom(self, node)
-            case "shard":
-                return ShardPhantom(self, node, version, file)
-            case "replica":
-                return ReplicaPhantom(self, node)
-            case "part":
-                return PartPhantom(self, node)
-        return EvaluatorPhantom(self, node)
 
 
 class Phantom(Host):
@@ -207,6 +112,7 @@ class ShardPhantom(Phantom):
         self.version, self.fold = version, file.fold if file is not None else 0
         self.files: dict[int, File] = {}  # by the snapshot's number
         self.copy = version, File(self.fold, tuple(self.applied))
+        self.fetched: dict[int, int] = {}  # slot -> the version that was delivered to it
 
     def torn(self, inside: Effect) -> int | None:
         """It was killed inside this. Returns the version of its copy, if it needs one."""
@@ -219,9 +125,15 @@ class ShardPhantom(Phantom):
             self.memory.write(payload, (number, payload.clock, self.files[number]))
         if payload.kind not in ("weights", "trial"):
             return
+        self.delivered(payload)
         if self.hosts.memories[payload.owner] is self.memory:
             self.memory.check_free(payload, self.hosts.now())
         self.memory.write(payload, self.numbers(payload))
+
+    def delivered(self, payload: Payload) -> None:
+        """What it corrects a push with, if it does."""
+        if payload.kind == "weights":
+            self.fetched[payload.slot] = self.version
 
     @property
     def point(self) -> object:
@@ -231,14 +143,22 @@ class ShardPhantom(Phantom):
     def whole(self, waiting: Sequence[Payload] = ()) -> Any:
         """All that its backup is given, with these pushes."""
         pushes = [(each, tuple(self.memory.gradients[each.slot, each.buffer])) for each in waiting]
-        return self.version, self.fold, tuple(self.applied), pushes
+        return self.version, self.fold, tuple(self.applied), pushes, dict(self.fetched)
 
     def take_whole(self, whole: Any) -> None:
-        self.version, self.fold, applied, pushes = whole
+        self.version, self.fold, applied, pushes, fetched = whole
+        self.fetched = dict(fetched)
         self.applied = list(applied)
         self.copy = self.version, self.file()
         for payload, gradients in pushes:
             self.memory.gradients[payload.slot, payload.buffer] = list(gradients)
+
+    def _check_fetched(self, slot: int, gradients: tuple[Gradient, ...]) -> None:
+        """It has the weights that the push was computed on."""
+        has = self.fetched.get(slot)
+        for version in (gradient.basis[self.node.index] for gradient in gradients):
+            if version != has:
+                raise Broken("I27", f"slot {slot} has computed on version {version}, and for {self.node} it has {has}")
 
     def _found(self, term: effects.Term) -> tuple[Gradient, ...]:
         return self.memory.gradient(term.slot, term.buffer, self.node.index, self.hosts.others(term.owner))
@@ -255,6 +175,8 @@ class ShardPhantom(Phantom):
         match effect:
             case effects.Apply(terms):
                 found = [(self._found(term), term.weight) for term in terms]
+                if self.hosts.recipe.loop.update.compensation is not None:
+                    self._check_fetched(terms[0].slot, found[0][0])
                 for gradients, weight in found:
                     oldest = min((gradient.basis[self.node.index] for gradient in gradients), default=self.version)
                     self.applied.append(AppliedBuffer(gradients, self.version - oldest, weight))

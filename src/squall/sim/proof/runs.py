@@ -40,7 +40,8 @@ from squall.sim.proof.invariants import Auditor
 from squall.sim.proof.loops import leaves_out, rates, rates_of_one, steps
 from squall.sim.proof.memory import File
 from squall.sim.proof.mortal import Mortal, MortalJournal, Retelling, copies_every
-from squall.sim.proof.phantoms import Phantom, PhantomHosts, ShardPhantom
+from squall.sim.proof.phantom_hosts import PhantomHosts
+from squall.sim.proof.phantoms import Phantom, ShardPhantom
 from squall.sim.proof.positions import restored
 from squall.sim.proof.rotten import allowed
 from squall.sim.proof.spread import FirstPart, Follower

@@ -30,7 +30,7 @@ from squall.protocol.machine import Machine
 from squall.protocol.nodes import Node, part_nodes, whole
 from squall.runtime.world import World
 from squall.sim.proof.broken import Broken
-from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
 
 NOTICED = 0.6  # of the deaths
 NOTICE_S, LOOK_EVERY_S = 0.002, 0.01

@@ -7,7 +7,7 @@ from squall.protocol.nodes import COORDINATOR, NURSERY
 from squall.runtime.world import World
 from squall.sim.proof.chaos import Chaos
 from squall.sim.proof.memory import BatchRange
-from squall.sim.proof.phantoms import PhantomHosts
+from squall.sim.proof.phantom_hosts import PhantomHosts
 from squall.sim.proof.rotten import Rotten
 
 NOTES_TOGETHER = 3  # come into the record
