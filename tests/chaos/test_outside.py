@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from squall.chaos.faults import FILL_DISK, KILL, PAUSE, Fault, Injury, bring
+from squall.chaos.machines import Machines
 from squall.chaos.outcome import Outcome
 from squall.chaos.processes import Family
 from squall.chaos.updates import LOOK_EVERY, Updates
@@ -22,25 +23,25 @@ from tests.report.conftest import lease, state, work, write
 
 TITLED = (
     "import signal, sys; from setproctitle import setproctitle\n"
-    "setproctitle('squall replica 3 of here'); print(flush=True); signal.pause()"
+    "setproctitle(f'squall {sys.argv[1]} of here'); print(flush=True); signal.pause()"
 )
 PARENT = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {TITLED!r}])
+child = subprocess.Popen([sys.executable, "-c", {TITLED!r}, sys.argv[1]])
 print(child.pid, flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def parent() -> Iterator[subprocess.Popen[bytes]]:
-    """One that has a process with the title of a replica."""
-    command = [sys.executable, "-c", PARENT]
+@pytest.fixture(params=["replica 3"])
+def parent(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """One that has a process with the title of a replica, or of another role."""
+    command = [sys.executable, "-c", PARENT, request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         family = Family(process.pid)
-        wait_for(lambda: family.of("replica"), 10.0, "the title")
+        wait_for(lambda: family.of("any"), 10.0, "the title")
         yield process
         for found in family.look():
             bring(Fault(KILL), family, random.Random(0), 0.0)
@@ -60,6 +61,14 @@ def test_processes_are_known_by_their_titles_also_when_their_parent_has_died(par
     parent.kill()
     parent.wait()
     assert family.look() == [found], "who is left behind"
+
+
+@pytest.mark.parametrize("parent", ["nursery"], indirect=True)
+def test_no_machine_is_lost_before_the_last_that_was_has_a_successor(parent: subprocess.Popen[bytes]) -> None:
+    family, chance = Family(parent.pid), random.Random(0)
+    for role in ("nursery", "any"):
+        assert bring(Fault(KILL, role), family, chance, 1.0, Machines(2)) is None, "one of two is there"
+    assert bring(Fault(KILL, "nursery"), family, chance, 1.0, Machines(1)) is not None
 
 
 def test_a_pause_and_a_full_disk_heal(parent: subprocess.Popen[bytes]) -> None:

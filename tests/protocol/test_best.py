@@ -5,12 +5,14 @@ import math
 import pytest
 
 from squall.protocol.best import Best, Goal, better
-from squall.protocol.effects import Cause, End, KeepWeights
+from squall.protocol.effects import Cause, Effect, End, KeepWeights, Send
+from squall.protocol.evaluations import Evaluations
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.events import ModelEvaluated, TimePassed, WeightsKept
 from squall.protocol.leases import Limits
 from squall.protocol.messages import Evaluate, Evaluated, Exchanged, Stop, Weights
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import Remark
 from tests.protocol.office import Office
 from tests.protocol.steps import give, kinds, sent, shard_nodes, tell
 
@@ -87,6 +89,26 @@ def test_the_evaluator_is_told_the_best_of_all_that_are_kept() -> None:
         office.tell(office.evaluator, Evaluated(number, Weights(5, 50, 0.0), {"accuracy": accuracy}, error))
         assert office.remarks("error") == [f"the best weights could not be kept: {error}"] * (error != "")
     assert asked == [None, 0.5, 0.5, 0.55]
+
+
+def test_weights_that_are_kept_on_a_lost_machine_are_the_best_no_longer_and_patience_goes_on() -> None:
+    evaluations = Evaluations(Node("evaluator", 1), Best(Goal("accuracy", keep=True, patience=2, best=0.9), None))
+    effects: list[Effect] = []
+    evaluations.moved(effects)
+    assert [effect.text for effect in effects if isinstance(effect, Remark)] == [
+        "the best weights so far, of accuracy 0.9000, are on the machine that was lost: from now on the best since then"
+        " are kept"
+    ]
+    asked: list[float | None] = []
+    for accuracy in (0.5, 0.6):
+        found: list[Effect] = []
+        evaluations.ask(found)
+        (question,) = [effect.message for effect in found if isinstance(effect, Send)]
+        assert isinstance(question, Evaluate)
+        asked.append(question.best)
+        verdict = evaluations.answered(Evaluated(question.number, Weights(1, 1, 0.0), {"accuracy": accuracy}), found)
+    assert asked == [None, 0.5]
+    assert verdict is not None, "neither was better than 0.9"
 
 
 def test_a_target_is_reached_also_where_the_weights_could_not_be_kept() -> None:

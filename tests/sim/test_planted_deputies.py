@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from squall.protocol.deputies import Deputies
 from squall.protocol.deputy import Deputy
 from squall.protocol.deputy_staffing import DeputyStaffing
 from squall.protocol.effects import Apply, Effect, Send, StartMember
+from squall.protocol.evaluations import Evaluations
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
@@ -83,7 +85,7 @@ FAULTS = {
     "a coordinator parts with its deputy and asks nobody": Planted(without_asking, 40, "I25"),
     "a deputy leads where half of the machines follow it": Planted(wrapped(Deputy, "on", at_half), 40, "I25"),
     "the record does not wait for the deputy": Planted(
-        lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20"),
+        lambda patch: patch.setattr(copied, "RECORDED", ()), 20, "I26 I20 I10"),
     "a deputy keeps no record": Planted(lambda patch: patch.setattr(backup, "REPEATED", (Apply,)), 20, "I26"),
     "a coordinator starts before its deputy has ended": Planted(
         wrapped(NurseryMachine, "_on_message", starts_before), 200, "I24 I26"),
@@ -101,6 +103,13 @@ FAULTS = {
 @pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 1))
 def test_a_planted_fault_of_deputies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(FAULTS[name], monkeypatch, map(deputed, itertools.count()))
+
+
+@deep.only
+def test_weights_that_were_kept_on_a_lost_machine_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluates: dict[str, Any] = {"keeps": True, "evaluate": True, "evaluate_every_s": 0.05, "epochs": 3, "machines": 3}
+    worlds = (replace(deputed(seed), **evaluates) for seed in itertools.count(60))
+    catch(Planted(wrapped(Evaluations, "moved", lambda *given: None), 80, "I9"), monkeypatch, worlds)
 
 
 @pytest.mark.parametrize("seed", deep.sweep(range(50), 3))

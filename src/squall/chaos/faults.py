@@ -50,6 +50,9 @@ def bring(
         machines.cut(number)
         return Injury(at_s, f"machine {number} is cut off", partial(machines.heal, number))
     victims = family.of(fault.role)
+    # Where a machine is lost already, another takes its place first.
+    if machines is not None and sum(found.role == "nursery" for found in victims) <= len(machines.numbers):
+        victims = [found for found in victims if found.role != "nursery"]
     if not victims:
         return None
     if fault.kind == FILL_DISK:

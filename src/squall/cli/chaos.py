@@ -42,7 +42,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--machines", type=int, default=argparse.SUPPRESS, metavar="N",
-        help="network namespaces of this machine are the others (1; with --cut 2)",
+        help="network namespaces of this machine are the others (1; with --cut 2); one is lost where all are there",
     )  # fmt: skip
     parser.add_argument("--every", type=duration, default=argparse.SUPPRESS, metavar="2s", help="between faults (2s)")
     parser.add_argument("--lasting", type=duration, default=argparse.SUPPRESS, metavar="1s", help="of what heals (1s)")

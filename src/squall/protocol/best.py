@@ -33,11 +33,13 @@ class Best:
 
     def __init__(self, goal: Goal, until: tuple[str, float] | None) -> None:
         self.goal, self._until = goal, until
-        self.value = goal.best
+        self.value = self.kept = goal.best  # and of the weights that are kept, where they are
         self._without = 0  # evaluations since the best one
 
     def judge(self, values: dict[str, float], kept: bool = True) -> Verdict:
         """Count an evaluation. One whose weights could not be kept is not the best, but a target is a target."""
+        if kept and self.goal.metric in values and better(self.goal.metric, values[self.goal.metric], self.kept):
+            self.kept = values[self.goal.metric]
         tired = self._tired(values) if kept else ""
         name, target = self._until or ("", 0.0)
         if name in values and (values[name] == target or better(name, values[name], target)):

@@ -73,6 +73,7 @@ class DeputyStaffing(MachineStaffing):
                 self._hear(machine, now, BEGIN_WITHIN_S)
                 effects.append(Send(Node("nursery", machine), placed))
         self._heartbeats.forget(Node("nursery", self.home))
+        self._evaluations.moved(effects)
         self._on_machine_lost(before, "the coordinator was there, and is heard no more", now, effects)
         if self.phase is Phase.RUNNING:
             effects.append(Send(Node("nursery", self.home), Leads(1 + max([self._newest, *self._lost_machines]))))

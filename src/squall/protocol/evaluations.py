@@ -40,7 +40,7 @@ class Evaluations:
 
     def _send(self, effects: list[Effect]) -> None:
         assert self.under_way is not None
-        question = Evaluate(self.under_way, self.best.value, self._shown)
+        question = Evaluate(self.under_way, self.best.kept, self._shown)
         if self._fetches:
             effects.append(Send(self.evaluator, question))
         elif self._shown is not None:
@@ -79,6 +79,14 @@ class Evaluations:
         self.evaluator = evaluator
         if self.under_way is not None and (self._fetches or self._shown is not None):
             self._send(effects)
+
+    def moved(self, effects: list[Effect]) -> None:
+        """The coordinator goes on elsewhere, and what was kept lies where it was."""
+        best = self.best
+        if best.goal.keep and best.kept is not None:
+            text = f"the best weights so far, of {best.goal.metric} {best.kept:.4f}, are on the machine that was lost:"
+            effects.append(Remark("warning", f"{text} from now on the best since then are kept"))
+            best.kept = None
 
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:
         self.under_way = self._shown = self._asked = None

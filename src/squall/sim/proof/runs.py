@@ -190,6 +190,7 @@ class ChaoticRun(ABC):
             self.hosts.published += [effect] if isinstance(effect, PublishSnapshot) and published else []
             if published or any(effect is note for note in fresh):
                 self.watch(self.hosts.now(), COORDINATOR, effect)
+        self.hosts.best, self._least = None, math.inf  # the file that was kept is on the other machine
         held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
         journal.keeps = held.keeps
         return linked, held
