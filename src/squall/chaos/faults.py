@@ -41,18 +41,19 @@ class Injury:
 
 
 def bring(
-    fault: Fault, family: Family, chance: random.Random, at_s: float, machines: Machines | None = None
+    fault: Fault, family: Family, chance: random.Random, at_s: float, machines: Machines | None = None,
+    whole: bool = True,
 ) -> Injury | None:  # fmt: skip
-    """None: there is nobody whom it could hit, at the moment. `machines`: the run's others, of which one may be cut."""
+    """None: there is nobody whom it could hit, at the moment. `machines`: the run's others, of which one may be cut.
+
+    `whole`: all is there that makes up for a machine, so that a nursery may be hit.
+    """
     if fault.kind == CUT:
         assert machines is not None
         number = chance.choice(machines.numbers)
         machines.cut(number)
         return Injury(at_s, f"machine {number} is cut off", partial(machines.heal, number))
-    victims = family.of(fault.role)
-    # Where a machine is lost already, another takes its place first.
-    if machines is not None and sum(found.role == "nursery" for found in victims) <= len(machines.numbers):
-        victims = [found for found in victims if found.role != "nursery"]
+    victims = [found for found in family.of(fault.role) if whole or found.role != "nursery"]
     if not victims:
         return None
     if fault.kind == FILL_DISK:

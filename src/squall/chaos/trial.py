@@ -20,7 +20,7 @@ from squall.chaos.outcome import Outcome
 from squall.chaos.processes import Family
 from squall.chaos.updates import Updates
 from squall.launchers.joining.token import VARIABLE, Token
-from squall.record.rows import RecordError
+from squall.record.rows import MemberRow, RecordError
 from squall.report import Reader
 
 POLL_S = 0.01
@@ -164,15 +164,28 @@ class Trial:
     def _strike(self, now: float) -> None:
         fault = self._chance.choice(self.plan.faults)
         at_s = max(0.0, now - self._began) if not math.isinf(self._began) else 0.0
-        injury = bring(fault, self._family, self._chance, at_s, self._machines)
-        if injury is None:
-            return  # they may be there in a moment
+        injury = bring(fault, self._family, self._chance, at_s, self._machines, self._whole())
+        if injury is None:  # they may be there in a moment
+            self._next_at = now if self._machines is None else now + LOOK_EVERY_S
+            return
         self.injuries.append(injury)
         lasting = "" if fault.kind == KILL else f", for {self.plan.lasting_s:g} s"
         self.say(f"{at_s:7.1f} s  {injury.text}{lasting}")
         if injury.heal is not None:
             self._heals.append((now + self.plan.lasting_s, injury))
         self._put_off(now)
+
+    def _whole(self) -> bool:
+        """All machines are there, and of each shard and the coordinator a copy that can take over, where there are."""
+        if self._machines is None:
+            return True
+        if len(self._family.of("nursery")) <= len(self._machines.numbers):
+            return False
+        with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
+            members = (row for row in reader.rows(MemberRow) if row.node.startswith(("deputy", "backup")))
+            newest = {row.node.partition(".")[0]: row.change for row in members}
+            return all(change == "joined" for change in newest.values())
+        return False
 
     def _put_off(self, now: float) -> None:
         self._next_at = now + self.plan.every_s * self._chance.uniform(1 - SPREAD, 1 + SPREAD)
