@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.protocol.copied import Copied, CopyTo
-from squall.protocol.copy_messages import Entry, Has
+from squall.protocol.copied import Copied, CopyMore, CopyTo
+from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Effect, Send, Transmit
 from squall.protocol.events import CopyKnown, Event, FrameArrived, PeerReached, StopRequested
 from squall.protocol.frames import Frame
@@ -90,3 +90,39 @@ def test_a_connection_carries_all_in_order_whatever_waits_for_the_backup(plan: l
     line.reach()
     line.has(line.entries)
     assert line.taken == said
+
+
+class Copy:
+    """A backup is made, in parts: numbers of what it is sent, in turn, and which of them are parts."""
+
+    def __init__(self) -> None:
+        self.copied = Copied(Speaker(), NoJournal())
+        self.sent: list[int] = []
+        self.parts: list[int] = []
+        self.asked: list[CopyTo | CopyMore] = []
+        self.give(StopRequested("copy"))
+
+    def give(self, event: Event) -> None:
+        for effect in self.copied.on(event, 0.0):
+            if isinstance(effect, CopyTo | CopyMore):
+                self.asked.append(effect)
+            if isinstance(effect, Transmit) and isinstance(message := effect.frame.message, Entry | Whole):
+                self.sent.append(message.number)
+                self.parts += [message.number] if isinstance(message, Whole) else []
+
+
+@given(st.lists(st.sampled_from(["say", "ready", "has"]), max_size=30))
+def test_a_part_of_a_copy_is_where_it_was_asked_for_among_the_entries(plan: list[str]) -> None:
+    """Whatever comes before it is ready. One is asked for at a time, when the backup has the one before."""
+    copy, ready = Copy(), 0
+    for step in plan:
+        if step == "say":
+            copy.give(StopRequested("1"))
+        elif step == "ready" and ready < len(copy.asked):
+            ready += 1
+            copy.give(CopyKnown(BACKUP, 1, last=False))
+        elif step == "has" and copy.sent:
+            copy.give(FrameArrived(BACKUP, Frame(0, 0, Has(copy.sent[-1]))))
+    assert copy.sent == [*range(1, 1 + len(copy.sent))]
+    assert [asked.number for asked in copy.asked[: len(copy.parts)]] == copy.parts
+    assert ready <= len(copy.asked) <= ready + 1

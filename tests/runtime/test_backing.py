@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,11 @@ import torch
 
 from squall.plan import make_plan
 from squall.protocol.backup import TakeCopy
-from squall.protocol.copied import CopyTo
+from squall.protocol.copied import CopyMore, CopyTo
 from squall.protocol.effects import Apply, Payload, Term
-from squall.protocol.events import CopyKnown, CopyTaken
+from squall.protocol.events import CopyKnown, CopyTaken, Event
 from squall.protocol.nodes import Node
-from squall.runtime import kinds
+from squall.runtime import kinds, store
 from squall.runtime.backing import BackupHost
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job, private_job
@@ -26,11 +27,12 @@ from squall.vector import Layout
 from tests.tasks import regression
 
 BACKUP = Node("backup", 0, 1)
+BEGUN = 2  # updates of the shard before it has a backup
 REPLICAS = [Node("replica", slot) for slot in (0, 1)]
 COMPENSATED = AsynchronousSGD(
     replicas=2, staleness="compensate", compensation=1.0, adaptive=0.9, optimizer=partial(torch.optim.SGD, lr=0.1)
 )
-ADAM = Downpour(replicas=2, optimizer=partial(torch.optim.Adam, lr=0.1))
+ADAM = Downpour(replicas=2, optimizer=partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1))
 
 
 def beside(strategy: Strategy, directory: Path) -> Job:
@@ -52,12 +54,20 @@ class Pair:
         self._owed: list[Apply | Payload] = []  # that the backup has not carried out
 
     def give(self) -> None:
-        """All that the shard is."""
+        """What the shard is, without numbers."""
+        self._owed.clear()
         state = kinds.machine(self.job, Node("shard", 0))._bare()  # type: ignore[attr-defined]
-        known = self.shard.perform(CopyTo(BACKUP, state=state), 0.0)
+        self._take(self.shard.perform(CopyTo(BACKUP, state=state, number=1), 0.0))
+
+    def give_more(self) -> bool:
+        """Whether there is still more."""
+        return not self._take(self.shard.perform(CopyMore(BACKUP, 1), 0.0)).last
+
+    def _take(self, known: Event | None) -> CopyKnown:
         assert isinstance(known, CopyKnown)
-        taken = self.backup.perform(TakeCopy(Payload("copy", BACKUP, known.size, 0, 0)), 0.0)
+        taken = self.backup.perform(TakeCopy(Payload("copy", BACKUP, known.size, 1, 0)), 0.0)
         assert isinstance(taken, CopyTaken), taken
+        return known
 
     def delivers(self, replica: Node) -> None:
         payload = Payload("weights", replica, 0, 0, 0)
@@ -84,23 +94,34 @@ class Pair:
 
 
 @pytest.mark.parametrize("strategy", [COMPENSATED, ADAM], ids=["compensated", "adam"])
-def test_a_backup_that_is_behind_makes_the_updates_that_its_shard_has_made(strategy: Strategy, tmp_path: Path) -> None:
-    """Also of pushes that are corrected with weights in whose place the shard has written later ones since."""
+@pytest.mark.parametrize("piece", [3, 1 << 20])
+def test_a_backup_that_is_behind_makes_the_updates_that_its_shard_has_made(
+    strategy: Strategy, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before it has all numbers, and of pushes that are corrected with weights that lie nowhere else any more."""
+    monkeypatch.setattr(store, "PIECE", piece)
     pair = Pair(beside(strategy, tmp_path))
     generator = torch.Generator().manual_seed(0)
     for replica in REPLICAS:
         pair.delivers(replica)
-    pair.give()
-    pair.follows()
-    for clock in range(1, 4):
+    for clock in itertools.count(1):
         for replica in REPLICAS:
             pair.job.arena.gradient(replica.index, 0).normal_(generator=generator)
         for replica in REPLICAS:  # of the second one the basis is not what the shard has
             pair.applies(replica, clock)
             pair.delivers(replica)
-        assert not pair.same()
-        pair.follows()
-        assert pair.same()
+        if clock == BEGUN:
+            pair.give()
+        elif clock > BEGUN:
+            pair.follows()
+            if not pair.give_more():
+                break
+    assert clock - BEGUN == -(-pair.job.layout.length // piece)
+    assert pair.same()
+    pair.applies(REPLICAS[0], clock + 1)
+    assert not pair.same()
+    pair.follows()
+    assert pair.same()
 
 
 def test_who_goes_on_from_a_backup_corrects_as_its_shard_would_have(tmp_path: Path) -> None:
@@ -111,6 +132,7 @@ def test_who_goes_on_from_a_backup_corrects_as_its_shard_would_have(tmp_path: Pa
         pair.delivers(replica)
     pair.give()
     pair.follows()
+    assert not pair.give_more()
     pair.applies(REPLICAS[0], 1)
     pair.follows()
     successor = ShardHost(replace(job, legacies=dict(enumerate(job.backups.values()))), 0, goes_back=False)

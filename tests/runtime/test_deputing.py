@@ -45,7 +45,7 @@ class Moving:
         packs = CopiedHost(self.first._host, replace(self.first._job, scratch=self._one))
         known = packs.perform(CopyTo(DEPUTY, 1, (), state), 0.0)
         assert isinstance(known, CopyKnown)
-        whole.path_of(self._one, DEPUTY).rename(whole.path_of(self._other, DEPUTY))
+        whole.path_of(self._one, DEPUTY, 0).rename(whole.path_of(self._other, DEPUTY, 0))
         self._begun = self.first._told
         return self.deputy.perform(TakeCopy(Payload("copy", DEPUTY, known.size, 0, 0)), 0.0)
 

@@ -12,10 +12,11 @@ import pytest
 from squall.protocol.backup import Backup
 from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
-from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, StartMember, Transmit
+from squall.protocol.copy_messages import CopyKept
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Send, StartMember, Transmit
 from squall.protocol.events import Event
 from squall.protocol.machine_staffing import MachineStaffing
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import StartProcess
 from squall.protocol.snapshot_rounds import SnapshotRounds
@@ -71,6 +72,11 @@ def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **
     original(staffing, *given)
 
 
+def whole_at_once(original: Any, backup: Backup, now: float) -> list[Effect]:
+    said, *_ = original(backup, now)
+    return [said, Send(COORDINATOR, CopyKept())]
+
+
 def without_fetched(original: Any, phantom: ShardPhantom, *given: Any) -> Any:
     *numbers, _ = original(phantom, *given)
     return *numbers, {}
@@ -80,6 +86,8 @@ FAULTS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
     "a backup makes no updates": Planted(left_out(Apply), 60, "I23 I6"),
     "a backup makes updates twice": Planted(wrapped(Backup, "_enter", taken_twice), 100, "I2 I6"),
+    "a backup takes over that has the first part of a copy": Planted(
+        wrapped(Backup, "_taken", whole_at_once), 60, "I6 I5"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 100, "I6"),
     "numbers are brought to their place as the message leaves": Planted(
         wrapped(Copied, "_keep_back", numbers_brought_late), 100, "I6 AssertionError"),
@@ -88,7 +96,7 @@ FAULTS = {
     "what was sent from another machine is sent again from this one": Planted(
         wrapped(Copied, "_settle_answers", what_lies_there), 100, "I6 I3 I7"),
     "a snapshot waits for a file that is gone with its machine": Planted(
-        wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 160, "I5"),
+        wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 160, "I5 I1"),
     "a shard waits for a backup that has died": Planted(
         wrapped(Copies, "lost", lambda *given: None), 100, "I5 KeyError"),
     "nobody is told where a shard goes on": Planted(wrapped(Copies, "told", lambda *given: []), 100, "I5"),

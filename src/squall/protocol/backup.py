@@ -25,7 +25,7 @@ def _repeated(effect: Effect) -> Effect | None:
 
 
 class TakeCopy(Effect, frozen=True, gc=False):
-    """Be what that was which is backed, and whose numbers have come with this payload: `CopyTaken` answers."""
+    """Be what that was which is backed, or have the numbers that have come with this payload: `CopyTaken` answers."""
 
     payload: Payload
 
@@ -39,7 +39,8 @@ class Backup:
         self.copied: Copied | None = None
         self._of = COORDINATOR if node.role == "deputy" else Node("shard", node.index)
         self._joined = CopyJoined(pid, address)
-        self._entries: deque[Entry] = deque()  # to be taken, one at a time
+        self._entries: deque[Entry | Whole] = deque()  # to be taken, one at a time
+        self._part: Whole | None = None  # of a copy, the newest that is taken
         self._owed = 0  # steps of the last entry that are carried out when the next event is there
         self._has = 0  # the newest entry that it took
         self._say_at: float | None = None  # when it says that again, which may be lost
@@ -51,12 +52,12 @@ class Backup:
         match event:
             case Started():
                 return [Send(COORDINATOR, self._joined)]
-            case MessageArrived(_, Whole(size)):
-                return [TakeCopy(Payload("copy", self.node, size, 0, self.node.index))]
+            case MessageArrived(_, Whole() as part) if self._part is None:
+                return self._take(part)
             case CopyTaken(copied):
-                self.copied = copied
-                return [Send(COORDINATOR, CopyKept())]
-            case MessageArrived(_, Entry() as entry):
+                self.copied = copied or self.copied
+                return self._taken(now)
+            case MessageArrived(_, Entry() | Whole() as entry):
                 self._entries.append(entry)
                 return self._enter(now)
             case MessageArrived(_, Stop()):  # that may be gone, and acknowledges nothing
@@ -81,6 +82,15 @@ class Backup:
         self._owed = 0  # what it leads to is carried out there
         self.copied.repeat(event, self.copied.now)
 
+    def _take(self, part: Whole) -> list[Effect]:
+        self._part = part
+        return [TakeCopy(Payload("copy", self.node, part.size, part.number, self.node.index))]
+
+    def _taken(self, now: float) -> list[Effect]:
+        assert self._part is not None
+        self._has = max(self._has, self._part.number)
+        return [self._say(now), *([Send(COORDINATOR, CopyKept())] if self._part.last else [])]
+
     def _say(self, now: float) -> Send:
         self._say_at = now + RESEND_AFTER_S
         return Send(self._of, Has(self._has))
@@ -90,6 +100,8 @@ class Backup:
         if self.copied is None or not self._entries:
             return []
         entry = self._entries.popleft()
+        if isinstance(entry, Whole):
+            return self._take(entry)
         effects = self.copied.repeat(unpack(entry.kind, entry.event), entry.now)
         self._owed = sum(map(steps, effects))
         mine = [*filter(None, map(_repeated, effects))]

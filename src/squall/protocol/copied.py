@@ -6,34 +6,30 @@ of its own in the same way, and says nothing (`protocol.backup`). So taking over
 died (`protocol.succession`), from the journal of another machine. This is replication of a deterministic machine by its
 log, with one backup (Bressoud, Schneider, "Hypervisor-based fault tolerance", 1996).
 
-Three things differ on the other machine:
-- Weights that were sent and not acknowledged do not lie there. Who has not got them says so, and is answered anew, with
-  the newest ones.
-- Its clock is another one, and goes on from where the last entry's was.
-- A file of a snapshot that was on its way is gone with its machine (`Moved`).
+What a backup begins with travels in parts, while others go on: first what the machine is, and then the numbers, piece
+by piece (`CopyMore`). A part has its place among the entries, so what it brings is as the shard had it there, whatever
+the backup has made of that before. The next one follows when the backup has it. From the first on all waits for the
+backup, which can take over when it has the last.
 """
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
-from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, Moved, PeerReached, TimePassed, pack
-from squall.protocol.frames import HAVE, LOST, Frame
-from squall.protocol.link import Link
+from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, TimePassed, pack
+from squall.protocol.frames import LOST, Frame
 from squall.protocol.machine import Machine
-from squall.protocol.messages import Exchange, Exchanged, SnapshotPiece, SnapshotTaken
+from squall.protocol.messages import Exchange
+from squall.protocol.moved import Movable
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
 from squall.protocol.sandblaster.messages import PushPortions
-from squall.protocol.succession import Journal, Journaled, less
+from squall.protocol.succession import Journal, less
 
 RECORDED = (Note, PublishSnapshot)
 
@@ -45,31 +41,37 @@ class Attach(Effect, frozen=True, gc=False):
 
 
 class CopyTo(Effect, frozen=True, gc=False):
-    """Make all that this is now ready to travel: `CopyKnown` answers. None: there is no backup any more."""
+    """Make what this is now ready to travel: `CopyKnown` answers. None: there is no backup any more."""
 
     backup: Node | None
     machine: int = 0
     beside: tuple[Node, ...] = ()
     state: bytes = b""
     waiting: tuple[Payload, ...] = ()  # pushes that are not applied yet, and do not lie on the backup's machine
+    number: int = 0  # of the first part
 
 
-class Copied(Journaled):
+class CopyMore(Effect, frozen=True, gc=False):
+    """Make the next numbers of this ready to travel, as they are now: `CopyKnown` answers."""
+
+    backup: Node
+    number: int
+
+
+class Copied(Movable):
     """A machine behind its links, with at most one backup."""
 
     def __init__(self, machine: Machine, journal: Journal) -> None:
         super().__init__(machine, journal)
         self._alone()
-        self._now = self._ahead = 0.0  # of the last event; and how far this clock is ahead of the process's own
-        self._moves = False  # who goes on from this is on another machine
-        self._unheard: dict[Node, None] = {}  # there: who has not said yet what has come of what it was sent
 
     def _alone(self) -> None:
         self._backup: Node | None = None
         self._where = 0  # its machine
         self._beside: set[Node] = set()  # replicas there
         self._number = self._has = 0  # of the newest entry; and of the newest that the backup has
-        self._queued: deque[Send] | None = None  # entries that wait until `Whole` can leave
+        self._part = 0  # the number of the part of a copy behind which another one comes
+        self._queued: deque[Send] | None = None  # entries that wait until a part can leave
         self._held: deque[tuple[int, Effect]] = deque()  # until the backup has that entry
 
     @property
@@ -87,47 +89,14 @@ class Copied(Journaled):
     def backup(self) -> Node | None:
         return self._backup
 
-    @property
-    def now(self) -> float:
-        """When the last event came, by the clock of whoever has taken it."""
-        return self._now
-
-    def reads(self, clock: float) -> float:
-        """What the process's own clock says, as the machine is told."""
-        return self._now if self._moves else clock + self._ahead
-
-    @property
-    def wake_at(self) -> float | None:
-        at = super().wake_at
-        return None if at is None else at - self._ahead
-
-    def on(self, event: Event, now: float) -> list[Effect]:
-        if self._succeeds and self._moves:
-            self._ahead = self._now - now
-        at = super().wake_at if type(event) is TimePassed else None
-        due = at is not None and at - self._ahead <= now
-        return super().on(event, max(now + self._ahead, at or 0.0) if due else now + self._ahead)  # whatever is rounded
-
-    def journal_into(self, journal: Journal) -> None:
-        """In a backup: it has another one there, from which somebody may go on at once."""
-        self._journal = journal
-        journal.cut(self)
-
-    def repeat(self, event: Event, now: float) -> list[Effect]:
-        """In a backup: what the shard has taken at this time of its own clock."""
-        return super().on(event, now)
-
     def _take(self, event: Event, now: float) -> list[Effect]:
-        self._now = now
         entered = self._backup is not None and not self._of_backup(event, now)
         brought = self._brought(event)
         released: list[Effect] = [
             each for each in self._left if isinstance(each, RECORDED)
         ]  # before those that are held
         self._left = [each for each in self._left if not isinstance(each, RECORDED)]
-        effects = self._move(event, now) if self._succeeds and self._moves else super()._take(event, now)
-        if self._unheard:
-            effects = self._settle_answers(event, effects)
+        effects = super()._take(event, now)
         if type(event) is PeerReached and self._held:
             lost, effects = self._lost(event.node, effects)
             released += lost
@@ -175,6 +144,15 @@ class Copied(Journaled):
             return []
         return [self._send(send, now)]
 
+    def _more(self, backup: Node, now: float) -> CopyMore:
+        """The next part, now that the backup has the last one: nobody may be sent that again, as it is not kept."""
+        link = self._links[backup]
+        parts = [number for number, send in link.unacked if isinstance(send.message, Whole)]
+        self._acknowledged(link, max(parts, default=0), now)
+        self._number += 1
+        self._part, self._queued = self._number, deque()
+        return CopyMore(backup, self._part)
+
     def _brought(self, event: Event) -> Payload | None:
         """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
         if self._backup is None or type(event) is not FrameArrived or event.sender in self._beside:
@@ -188,13 +166,16 @@ class Copied(Journaled):
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if type(event) is MessageArrived and type(event.message) is Has:
             self._has = max(self._has, event.message.number)
+            if self._part and self._has >= self._part:
+                effects.append(self._more(event.sender, now))
         elif type(event) is CopyKnown and not event.size:
             effects += self._copy_to(CopyTo(None)) if self._backup == event.backup else ()
         elif type(event) is CopyKnown:
             if self._queued is not None and self._backup == event.backup:
-                payload = Payload("copy", event.backup, event.size, 0, self.machine.node.index)
-                queued, self._queued = self._queued, None
-                effects += [self._send(each, now) for each in (Send(event.backup, Whole(event.size), payload), *queued)]
+                payload = Payload("copy", event.backup, event.size, self._part, self.machine.node.index)
+                part = Send(event.backup, Whole(self._part, event.size, event.last), payload)
+                queued, self._queued, self._part = self._queued, None, 0 if event.last else self._part
+                effects += [self._send(each, now) for each in (part, *queued)]
         else:
             super()._hand_over(event, now, effects)
 
@@ -248,58 +229,8 @@ class Copied(Journaled):
             return [*effects, asked]
         state = self._bare()
         self._backup, self._where, self._beside = asked.backup, asked.machine, set(asked.beside)
+        self._number = self._part = 1
         self._queued = deque()
         pushes: Sequence[Payload] = getattr(self.machine, "waiting", ())
         waiting = tuple(each for each in pushes if each.owner not in self._beside)
-        return [*effects, replace(asked, state=state, waiting=waiting)]
-
-    def _bare(self) -> bytes:
-        """This, as it goes on elsewhere."""
-        other = copy.copy(self)
-        other._moves = True
-        return pickle.dumps(other, pickle.HIGHEST_PROTOCOL)
-
-    # ------------------------------------------------------------ on another machine
-
-    def _move(self, event: Event, now: float) -> list[Effect]:
-        """The first event that takes who goes on in a backup's place."""
-        self._moves = False
-        self._left = [each for each in self._left if not isinstance(each, Transmit)]  # what lacks is sent again
-        for node, link in self._links.items():
-            for place, (number, send) in enumerate(link.unacked):
-                if isinstance(send.message, SnapshotPiece):  # the snapshot was begun anew
-                    given_up = SnapshotTaken(send.message.number, 0, (), "its shard's machine was lost over it")
-                    link.unacked[place] = number, Send(node, given_up)
-                elif send.payload is not None:
-                    self._unheard[node] = None
-        effects: list[Effect] = []
-        super()._hand_over(Moved(), now, effects)
-        return effects + super()._take(event, now)
-
-    def _settle_answers(self, event: Event, effects: list[Effect]) -> list[Effect]:
-        """Weights that were sent and not acknowledged do not lie here: what has come of them, their receiver must say.
-
-        Then it waits for the others, and nobody computes on what is there. They are sent anew, with the newest weights.
-        """
-        found: list[Effect] = []
-        for effect in effects:
-            if isinstance(effect, Transmit) and effect.to in self._unheard and effect.payload is not None:
-                effect = Transmit(effect.to, Frame(LOST, effect.frame.seen))
-            found.append(effect)
-        # A copy of something may have been on its way before it was asked.
-        if type(event) is FrameArrived and event.sender in self._unheard and event.frame.number == HAVE:
-            del self._unheard[event.sender]
-            if (link := self._links.get(event.sender)) is not None:
-                found += self._anew(event.sender, link)
-        return found
-
-    def _anew(self, node: Node, link: Link) -> list[Effect]:
-        shard: Any = self.machine
-        found: list[Effect] = []
-        for place, (number, send) in enumerate(link.unacked):
-            if send.payload is not None and isinstance(send.message, Exchanged):
-                message = replace(send.message, version=shard.version, examples=shard.examples)
-                send = replace(send, message=message, payload=replace(send.payload, version=shard.version))
-                link.unacked[place] = number, send
-            found.append(Transmit(node, Frame(number, link.seen, send.message), send.payload))
-        return found
+        return [*effects, replace(asked, state=state, waiting=waiting, number=self._part)]

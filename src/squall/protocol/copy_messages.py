@@ -29,13 +29,18 @@ class KeepCopy(Struct, frozen=True, tag="keep", array_like=True, gc=False):
 
 
 class Whole(Struct, frozen=True, tag="whole", array_like=True, gc=False):
-    """To a backup: all that the shard is, in so many bytes, which travel beside the frame."""
+    """To a backup: all that the shard is, or the next part of that, in so many bytes, which travel beside the frame.
 
+    Parts and entries are numbered together, and taken in that order.
+    """
+
+    number: Count
     size: Count
+    last: bool = True
 
 
 class CopyKept(Struct, frozen=True, tag="whole?", array_like=True, gc=False):
-    """To the coordinator: the backup has that, and the shard says nothing any more that it does not have."""
+    """To the coordinator: the backup has all of that, and the shard says nothing any more that it does not have."""
 
 
 class Entry(Struct, frozen=True, tag="entry", array_like=True, gc=False):
@@ -48,7 +53,7 @@ class Entry(Struct, frozen=True, tag="entry", array_like=True, gc=False):
 
 
 class Has(Struct, frozen=True, tag="has", array_like=True, gc=False):
-    """To the shard: the backup has taken all up to this entry, and made its updates."""
+    """To the shard: the backup has taken all up to this entry or part, and made the updates."""
 
     number: Count
 

@@ -215,14 +215,15 @@ class NumbersTorn(Event, frozen=True, gc=False):
 
 
 class CopyKnown(Event, frozen=True, gc=False):
-    """The answer to `CopyTo`: all that this was then is ready to travel, in so many bytes."""
+    """The answer to `CopyTo` or `CopyMore`: what was asked for is ready to travel, in so many bytes."""
 
     backup: Node
     size: int
+    last: bool = True  # there is nothing more
 
 
 class CopyTaken(Event, frozen=True, gc=False):
-    """The answer to `TakeCopy`: the machine that is backed (`protocol.copied`), whose numbers are there."""
+    """The answer to `TakeCopy`: the machine that is backed (`protocol.copied`); of further parts None."""
 
     copied: Any
 

@@ -127,14 +127,7 @@ class Linked:
         if sender in self._forgotten:
             return
         link = self._link(sender)
-        unacked = link.unacked
-        while unacked and unacked[0][0] <= frame.seen:
-            unacked.popleft()
-            link.pause = RESEND_AFTER_S
-            link.resend_due = None
-            if unacked:
-                link.resend_due = now + link.pause
-                self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
+        self._acknowledged(link, frame.seen, now)
         if frame.number == LOST:
             self._say_all_again(sender, link, now, effects)
             effects.append(Transmit(sender, Frame(HAVE, link.seen)))
@@ -161,6 +154,16 @@ class Linked:
             if sender in self._forgotten:
                 return
             current = link.early.pop(link.seen + 1, None)
+
+    def _acknowledged(self, link: Link, seen: int, now: float) -> None:
+        unacked = link.unacked
+        while unacked and unacked[0][0] <= seen:
+            unacked.popleft()
+            link.pause = RESEND_AFTER_S
+            link.resend_due = None
+            if unacked:
+                link.resend_due = now + link.pause
+                self._look_at(link.resend_due)  # sooner than it was, if the pause had grown
 
     def _take_in(self, sender: Node, message: Message, now: float, effects: list[Effect]) -> None:
         try:

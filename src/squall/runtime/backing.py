@@ -54,7 +54,13 @@ class BackupHost(Host):
     def _taken(self, payload: Payload) -> CopyTaken:
         """Raises anything for what is no shard."""
         assert self._job.scratch is not None
-        found = whole.read(whole.path_of(self._job.scratch, payload.owner))
+        path = whole.path_of(self._job.scratch, payload.owner, payload.clock)
+        if self._shard is not None:
+            if isinstance(self._shard, VectorHost):
+                raise ValueError("vectors come as a whole")
+            whole.put_piece(self._shard.store, whole.read_piece(path))
+            return CopyTaken(None)
+        found = whole.read(path)
         kind = VectorHost if isinstance(self._job.recipe.work, BatchMethod) else ShardHost
         self._shard = kind.of_copy(self._job, self._index, found)
         copied = whole.machine(found.state)

@@ -74,9 +74,9 @@ class CopiedHost(HostAround):
     def perform(self, effect: Effect, now: float) -> Event | None:
         if not isinstance(effect, CopyTo):
             return super().perform(effect, now)
-        return None if effect.backup is None else self._pack(effect.backup, effect.state)
+        return None if effect.backup is None else self._pack(effect.backup, effect.number, effect.state)
 
-    def _pack(self, deputy: Node, state: bytes) -> CopyKnown:
+    def _pack(self, deputy: Node, number: int, state: bytes) -> CopyKnown:
         assert self._scratch is not None
         try:
             with closing(sqlite3.connect(self._directory / "run.sqlite")) as record:  # hosts know what waits
@@ -86,7 +86,7 @@ class CopiedHost(HostAround):
             sys.stderr.write(f"squall: warning: the record cannot be copied to a deputy: {error}\n")
             return CopyKnown(deputy, 0)
         tensors = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in found.items()}
-        return whole.packed(self._scratch, deputy, tensors, RUN_BYTES)
+        return whole.packed(self._scratch, deputy, number, tensors, RUN_BYTES)
 
 
 class DeputyHost(Host):
@@ -124,7 +124,7 @@ class DeputyHost(Host):
     def _taken(self, payload: Payload) -> CopyTaken:
         """Raises anything for what is no coordinator."""
         assert self._job.scratch is not None
-        path = whole.path_of(self._job.scratch, payload.owner)
+        path = whole.path_of(self._job.scratch, payload.owner, payload.clock)
         found = {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
         path.unlink()
         for name, data in (("run.sqlite", found["record"]), *((n, found[n]) for n in FILES if n in found)):

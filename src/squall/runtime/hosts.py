@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from squall.errors import ProcessLost
-from squall.protocol.copied import CopyTo
+from squall.protocol.copied import CopyMore, CopyTo
 from squall.protocol.effects import (
     Apply,
     Compute,
@@ -134,18 +134,18 @@ class ShardHost(Host):
             self.store.restore(job.restored.tensors, job.restored.updates)
         self._copying = self._copies(legacy) if legacy is not None and goes_back else None
         self._scratch = job.scratch
+        self._given = 0  # elements that its backup has
 
     @classmethod
     def of_copy(cls, job: Job, index: int, found: whole.Whole) -> ShardHost:
-        """Of a backup, to which a shard has given this."""
+        """Of a backup, to which a shard has given this first."""
         legacy, (start, stop) = job.legacies[index], job.layout.shard_range(index, job.recipe.shards)
-        weights = job.initial[start:stop] if legacy.weights is None else legacy.weights
-        found.put(weights, legacy.numbers, 0 if job.restored is None else job.restored.updates)
-        if legacy.fetched is not None:
-            legacy.fetched.copy_(found.tensors["fetched"])
+        legacy.numbers.begin_behind(found.updates - (0 if job.restored is None else job.restored.updates))
         if legacy.weights is None:
             found.lay(job.arena, start, stop)
-        return cls(job, index, goes_back=False)
+        host = cls(job, index, goes_back=False)
+        host.store.take_outline(found.outline)
+        return host
 
     def _copies(self, legacy: Legacy) -> Copying:
         copying = Copying(legacy, self.store.weights, self._before)
@@ -171,8 +171,15 @@ class ShardHost(Host):
                 self.store.apply(terms, share, clock, rate, factors)
                 if self._copying is not None:
                     self._copying.updated()
-            case CopyTo(backup, state=state, waiting=waiting):
-                return self._pack(backup, state, waiting) if backup is not None else None
+            case CopyTo(Node() as backup, _, _, state, waiting, number):
+                self._given = 0
+                return self._pack(backup, number, self._first(state, waiting), last=False)
+            case CopyMore(backup, number):
+                start, self._given = self._given, self.store.piece_end(self._given)
+                piece = whole.of_piece(self.store, start, self._given)
+                return self._pack(backup, number, piece, last=self._given == len(self.store.weights))
+            case CopyTo():
+                pass
             case GoBack():
                 assert self._legacy is not None
                 self.store.go_back(self._legacy.copy, self._before + self._legacy.numbers.updates)
@@ -184,15 +191,18 @@ class ShardHost(Host):
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
 
-    def _pack(self, backup: Node, state: bytes, waiting: Sequence[Payload]) -> CopyKnown:
+    def _first(self, state: bytes, waiting: Sequence[Payload]) -> dict[str, Tensor]:
+        """Of what its backup is given."""
         assert self._legacy is not None
-        assert self._scratch is not None
         numbers = self._legacy.numbers
         if numbers.lacking:
             raise ProcessLost(f"shard {self._index} has an optimizer whose state cannot be copied: leave copies out")
-        tensors = whole.of_shard(self.store, numbers, self._before + numbers.updates, waiting)
+        return {**whole.of_machine(state), **whole.of_shard(self.store, self._before + numbers.updates, waiting)}
+
+    def _pack(self, backup: Node, number: int, tensors: dict[str, Tensor], last: bool) -> CopyKnown:
+        assert self._scratch is not None
         most = whole.bytes_at_most(self.store.stop - self.store.start, self.store.arena.shape)
-        return whole.packed(self._scratch, backup, {**whole.of_machine(state), **tensors}, most)
+        return whole.packed(self._scratch, backup, number, tensors, most, last)
 
     def rest(self) -> None:
         if self._copying is not None:

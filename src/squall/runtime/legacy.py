@@ -119,14 +119,8 @@ class Numbers:
     def size(self) -> int:
         return len(self._bytes)
 
-    @property
-    def image(self) -> Tensor:
-        """uint8: names and tensors as they lie here."""
-        return self._bytes[: self._free]
-
-    def take_up(self, image: Tensor, updates: int) -> None:
-        """Hold what another machine has held behind so many updates."""
-        self.put_back(image, len(image))
+    def begin_behind(self, updates: int) -> None:
+        """Another one has made so many, whose tensors are still to come."""
         self._counts[0] = self._counts[1] = updates
 
     def copy_to(self, there: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from squall.protocol.copied import Attach, CopyTo
+from squall.protocol.copied import Attach, CopyMore, CopyTo
 from squall.protocol.effects import (
     AddPortions,
     Apply,
@@ -146,7 +146,7 @@ class RecordedShard(HostAround):
                         self._log, self._clocks = ScheduleWriter(path), ClockSteps()
             case End():
                 self._log.close()
-            case _ if not isinstance(effect, CopyTo):
+            case _ if not isinstance(effect, CopyTo | CopyMore):
                 raise AssertionError(effect)
         return event
 

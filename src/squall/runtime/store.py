@@ -22,6 +22,7 @@ from squall.task import Task
 from squall.vector import Layout, Piece, count_in, put_count
 
 _MEAN_SQUARE = "squall.mean_square"  # of gradients, in a snapshot
+PIECE = 1 << 20  # elements that travel to a backup together, while exchanges wait
 
 
 class Store:
@@ -217,6 +218,59 @@ class Store:
         copy.put_back(self.weights)
         self.optimizer.state.clear()
         self.succeed(updates)
+
+    # ------------------------------------------------------------ backups
+
+    def outline(self) -> dict[str, Tensor]:
+        """The optimizer's state: what belongs to elements has none here, only its type."""
+        found: dict[str, Tensor] = {}
+        for number, parameter in enumerate(self.parameters):
+            for key, value in self._values(number).items():
+                found[f"{number}:{key}"] = value[:0] if value.shape == parameter.shape else value
+        return found
+
+    def take_outline(self, outline: Mapping[str, Tensor]) -> None:
+        """Have such a state, of which what belongs to elements comes later."""
+        assert self._numbers is not None
+        for name, value in outline.items():
+            number, _, key = name.partition(":")
+            parameter = self.parameters[int(number)]
+            whole = torch.zeros_like(parameter, dtype=value.dtype) if value.shape == (0,) else value
+            if (held := self._numbers.hold(name, whole)) is None:
+                raise ValueError(f"there is no room for {name}")
+            if key == _MEAN_SQUARE:
+                self._mean_squares[int(number)] = held
+            else:
+                self.optimizer.state[parameter][key] = held
+
+    def piece_end(self, start: int) -> int:
+        """Where a piece of its elements ends that begins at this one, and can be moved without the others."""
+        if not self._update.elementwise or start + PIECE >= len(self.weights):
+            return len(self.weights)
+        stop = start + PIECE
+        return stop + sum(
+            piece.start < self.start + stop < piece.stop and (self.start + stop - piece.start) % 2
+            for piece in self._counters  # of two elements each
+        )
+
+    def piece(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Views of all that is of these elements of its own, by name."""
+        found = {"weights": self.weights[start:stop]}
+        if self.fetched is not None:
+            found["fetched"] = self.fetched[:, start:stop]
+        for number, (piece, parameter) in enumerate(zip(self.pieces, self.parameters)):
+            ends = (min(max(self.start + at, piece.start), piece.stop) for at in (start, stop))
+            low, high = (end - piece.start for end in ends)
+            for key, value in self._values(number).items():
+                if low < high and value.shape == parameter.shape:
+                    found[f"{number}:{key}"] = value[low:high]
+        return found
+
+    def _values(self, number: int) -> dict[str, Tensor]:
+        """The optimizer's state of a parameter."""
+        state = self.optimizer.state[self.parameters[number]]
+        found = {key: value for key, value in state.items() if value is not None}
+        return {**found, _MEAN_SQUARE: self._mean_squares[number]} if self._mean_squares else found
 
     # ------------------------------------------------------------ snapshots
 

@@ -239,8 +239,8 @@ class VectorHost(Host):
                 return VectorsCalculated(calculation.number, self.store.calculate(calculation))
             case AddPortions(owner, buffer, _, number):
                 self.store.add(owner.index, buffer, number)
-            case CopyTo(backup, state=state):
-                return self._pack(backup, state) if backup is not None else None
+            case CopyTo(backup, state=state, number=number):
+                return self._pack(backup, number, state) if backup is not None else None
             case WriteSnapshot(number):
                 return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
@@ -249,8 +249,8 @@ class VectorHost(Host):
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
 
-    def _pack(self, backup: Node, state: bytes) -> CopyKnown:
+    def _pack(self, backup: Node, number: int, state: bytes) -> CopyKnown:
         assert self._scratch is not None
         store = self.store
         most = whole.bytes_at_most(store.stop - store.start, store.arena.shape)
-        return whole.packed(self._scratch, backup, {**whole.of_machine(state), "vectors": store.image}, most)
+        return whole.packed(self._scratch, backup, number, {**whole.of_machine(state), "vectors": store.image}, most)

@@ -1,12 +1,19 @@
-"""All that a shard is, as it travels to its backup: a file in the scratch directory of each of the two machines.
+"""All that a shard is, as it travels to its backup: files in the scratch directory of each of the two machines.
+
+The first one has
 
     state        uint8, what its machine is (`protocol.copied`)
-    vectors      uint8, the memory of those of Sandblaster (`runtime.vectors`); else there are
-    updates      int64 [1], that the numbers have
-    numbers      uint8, as they lie in `Legacy.numbers`
-    weights      float32 [shard elements]
-    fetched      float32 [slots, shard elements], as in `Store`, if that has them
+    vectors      uint8, the memory of those of Sandblaster (`runtime.vectors`), of which nothing follows; else there are
+    updates      int64 [1], that the optimizer has made
+    outline.0:x  the optimizer's state; what belongs to elements has none of them yet (`Store.outline`)
     gradient.1.0 float32 [shard elements], what waits in a buffer of a replica's slot, and the same of others
+
+and each that follows some of the elements, as they are then (`Store.piece`):
+
+    start        int64 [1], the first of them
+    weights      float32 [elements of the piece]
+    fetched      float32 [slots, elements of the piece], as in `Store`, if that has them
+    0:x          the optimizer's state of them
 
 On one machine the backup reads the file that the shard has written. Between two the bytes of one file are sent, and
 received into the other.
@@ -33,7 +40,6 @@ from squall.protocol.effects import Payload
 from squall.protocol.events import CopyKnown
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
-from squall.runtime.legacy import Numbers
 from squall.runtime.store import Store
 
 BESIDE_BYTES = 1 << 26  # at most, beside numbers: the state, names, and where the tensors are
@@ -46,23 +52,25 @@ def bytes_at_most(elements: int, shape: Shape) -> int:
     return BESIDE_BYTES + elements * (STATE_BYTES + 4 * shape.replicas * shape.gradients)
 
 
-def path_of(scratch: Path, backup: Node) -> Path:
-    return scratch / f"whole-{backup}"
+def path_of(scratch: Path, backup: Node, number: int) -> Path:
+    return scratch / f"whole-{backup}-{number}"
 
 
-def packed(scratch: Path, backup: Node, tensors: Mapping[str, Tensor], most: int) -> CopyKnown:
-    """In a file for the backup, in the place of those for backups before it. Of no size where that cannot be.
+def packed(
+    scratch: Path, backup: Node, number: int, tensors: Mapping[str, Tensor], most: int, last: bool = True
+) -> CopyKnown:  # fmt: skip
+    """In a file for the backup, in the place of those before it. Of no size where that cannot be.
 
     One that is still on its way is mapped, and is not lost with its name.
     """
     for older in scratch.glob(f"whole-{backup.role}-{backup.index}.*"):
         older.unlink(missing_ok=True)
-    path = path_of(scratch, backup)
+    path = path_of(scratch, backup, number)
     try:
-        save_file(dict(tensors), path)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         path.chmod(0o600)
         if (size := path.stat().st_size) <= most:
-            return CopyKnown(backup, size)
+            return CopyKnown(backup, size, last)
         why = f"it takes {size / 1e9:.1f} GB"
     except Exception as error:  # safetensors has an error type of its own for a full disk
         why = f"{type(error).__name__}: {error}"
@@ -76,31 +84,35 @@ def of_machine(state: bytes) -> dict[str, Tensor]:
     return {"state": torch.frombuffer(bytearray(state), dtype=torch.uint8)}
 
 
-def of_shard(store: Store, numbers: Numbers, updates: int, lying: Iterable[Payload]) -> dict[str, Tensor]:
-    """What is in the file of a shard, whose numbers have so many updates. `lying`: pushes that wait."""
-    tensors = {
-        "updates": torch.tensor([updates]),
-        "numbers": numbers.image,
-        "weights": store.weights,
-    }
-    if store.fetched is not None:
-        tensors["fetched"] = store.fetched
+def of_shard(store: Store, updates: int, lying: Iterable[Payload]) -> dict[str, Tensor]:
+    """In the first file of a shard, whose optimizer has made so many updates. `lying`: pushes that wait."""
+    tensors = {"updates": torch.tensor([updates])}
+    tensors |= {f"outline.{name}": value for name, value in store.outline().items()}
     for each in lying:
         name = f"{each.kind}.{each.slot}.{each.buffer}"
         tensors[name] = store.arena.gradient(each.slot, each.buffer)[store.start : store.stop].clone()
     return tensors
 
 
+def of_piece(store: Store, start: int, stop: int) -> dict[str, Tensor]:
+    """In the file of some elements of its own."""
+    return {"start": torch.tensor([start]), **store.piece(start, stop)}
+
+
 class Whole(NamedTuple):
-    """What a file has."""
+    """What the first file has."""
 
     state: bytes
     tensors: Mapping[str, Tensor]
 
-    def put(self, weights: Tensor, numbers: Numbers, before: int) -> None:
-        """Into a backup, of whose numbers `before` updates are from an earlier attempt."""
-        weights.copy_(self.tensors["weights"])
-        numbers.take_up(self.tensors["numbers"], int(self.tensors["updates"]) - before)
+    @property
+    def updates(self) -> int:
+        return int(self.tensors["updates"])
+
+    @property
+    def outline(self) -> dict[str, Tensor]:
+        of_outline = (name.partition(".") for name in self.tensors)
+        return {rest: self.tensors[f"{kind}.{rest}"] for kind, _, rest in of_outline if kind == "outline"}
 
     def lay(self, arena: Arena, start: int, stop: int) -> None:
         """Into the arena of another machine."""
@@ -112,10 +124,26 @@ class Whole(NamedTuple):
 
 
 def read(path: Path) -> Whole:
-    """And remove it."""
-    tensors = load_file(path)
-    path.unlink()
+    """The first file, which is removed."""
+    tensors = read_piece(path)
     return Whole(tensors.pop("state").numpy().tobytes(), tensors)
+
+
+def read_piece(path: Path) -> dict[str, Tensor]:
+    """One that follows, which is removed."""
+    tensors: dict[str, Tensor] = load_file(path)
+    path.unlink()
+    return tensors
+
+
+def put_piece(store: Store, tensors: Mapping[str, Tensor]) -> None:
+    """Raises anything for what is none."""
+    start = int(tensors["start"])
+    places = store.piece(start, start + len(tensors["weights"]))
+    if start < 0 or tensors.keys() != {"start", *places}:
+        raise ValueError(f"it is not of elements {start} and further ones of this shard")
+    for name, place in places.items():
+        place.copy_(tensors[name])
 
 
 class _Known(pickle.Unpickler):
@@ -149,7 +177,7 @@ def machine(state: bytes) -> Copied:
 
 def view(scratch: Path, payload: Payload, most: int, *, sends: bool) -> memoryview:
     """The bytes of the file. Raises `ValueError` for a size that none has, `OSError` where there is no room for it."""
-    path, size = path_of(scratch, payload.owner), payload.buffer
+    path, size = path_of(scratch, payload.owner, payload.clock), payload.buffer
     if not 0 < size <= most:
         raise ValueError(f"no shard is of {size} bytes")
     if sends:

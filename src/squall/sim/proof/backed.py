@@ -38,6 +38,7 @@ from squall.sim.proof.phantoms import ShardPhantom
 from squall.strategies.work import BatchMethod, Loop
 
 CHANGES = (Apply, CalculateVectors, AddPortions)  # of numbers
+NO_FOLD = -1  # until the numbers have come
 MACHINES = (1, 2, 3, 3)  # of a world, equally likely each
 
 
@@ -130,8 +131,12 @@ class Backing(ShardPhantom):
             self.made += [(self.point, effect)] if isinstance(effect, CHANGES) else []
             event = super().perform(effect, now)
             return event if isinstance(event, VectorsCalculated) else None
-        state, whole = self.memory.wholes.pop(self.node)
+        state, whole = self.memory.wholes.pop((self.node, effect.payload.clock))
+        if state is None:
+            self.fold = whole
+            return CopyTaken(None)
         self.take_whole(whole)
+        self.fold = NO_FOLD if self.in_parts else self.fold
         self.taken = True
         copied: Copied = pickle.loads(state)
         copied.journal_into(self.journal)

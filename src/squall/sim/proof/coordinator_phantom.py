@@ -32,7 +32,7 @@ class CoordinatorPhantom(Phantom):
         if isinstance(effect, CopyTo):
             if effect.backup is None:
                 return None
-            self.memory.wholes[effect.backup] = effect.state, self.told
+            self.memory.wholes[effect.backup, effect.number] = effect.state, self.told
             return events.CopyKnown(effect.backup, 1)
         if isinstance(effect, Note):
             self.told += 1

@@ -49,7 +49,7 @@ class DeputyPhantom(Phantom):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         if isinstance(effect, TakeCopy):
-            state, self.told = self.memory.wholes.pop(self.node)
+            state, self.told = self.memory.wholes.pop((self.node, effect.payload.clock))
             self.first = self.told
             copied: Copied = pickle.loads(state)
             copied.journal_into(self.journal)

@@ -80,7 +80,7 @@ class Memory:
         self.weights = {key: [Written()] * (recipe.shards or 1) for key in slots}
         self.parcels: dict[Place, Any] = {}  # what other parts of replicas have, who lie apart
         self.pieces: dict[int, tuple[int, int, File]] = {}  # by shard: snapshot, number of the piece, the whole file
-        self.wholes: dict[Node, Any] = {}  # by backup: all that its shard was
+        self.wholes: dict[tuple[Node, int], Any] = {}  # by backup and number: parts of all that its shard was
         self.in_use: dict[int, tuple[int, float]] = {}  # slot -> weights buffer that is computed on, until when
         self._newest: dict[Place, tuple[int, int, int]] = {}
         self._torn: dict[Place, None] = {}  # where half of a payload lies
@@ -89,7 +89,7 @@ class Memory:
         if payload.part > 0:
             return self.parcels.get(_place(payload))
         if payload.kind == "copy":
-            return self.wholes.get(payload.owner)
+            return self.wholes.get((payload.owner, payload.clock))
         return self.pieces[payload.shard] if payload.kind == "piece" else self._read(payload)
 
     def write(self, payload: Payload, numbers: Any) -> None:
@@ -148,7 +148,7 @@ class Memory:
     def receive(self, payload: Payload, numbers: object) -> None:
         """What has travelled; a late copy comes to nothing."""
         if payload.kind == "copy":
-            self.wholes[payload.owner] = numbers
+            self.wholes[payload.owner, payload.clock] = numbers
             return
         place, newness = _place(payload), _newness(payload)
         if newness >= self._newest.get(place, newness):

@@ -17,7 +17,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from squall.protocol import effects, events
-from squall.protocol.copied import CopyTo
+from squall.protocol.copied import CopyMore, CopyTo
 from squall.protocol.effects import Effect, Payload
 from squall.protocol.events import Event
 from squall.protocol.messages import PIECE_BYTES
@@ -106,6 +106,8 @@ class ReplicaPhantom(Phantom):
 
 
 class ShardPhantom(Phantom):
+    in_parts = True  # its backup is given numbers behind all else
+
     def __init__(self, hosts: PhantomHosts, node: Node, version: int, file: File | None) -> None:
         super().__init__(hosts, node)
         self.applied = list(file.applied) if file is not None else []
@@ -185,8 +187,11 @@ class ShardPhantom(Phantom):
                 if self.hosts.copies_every and self.version % self.hosts.copies_every == 0:
                     self.copy = self.version, File(self.fold, tuple(self.applied))
                     return events.CopyMade(self.version)
-            case CopyTo(Node() as backup, _, _, state, waiting):
-                self.memory.wholes[backup] = state, self.whole(waiting)
+            case CopyTo(Node() as backup, _, _, state, waiting, number):
+                self.memory.wholes[backup, number] = state, self.whole(waiting)
+                return events.CopyKnown(backup, 1, not self.in_parts)
+            case CopyMore(backup, number):
+                self.memory.wholes[backup, number] = None, self.fold
                 return events.CopyKnown(backup, 1)
             case GoBack():
                 _, copy = self.copy
