@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-ROLES = ("replica", "shard", "evaluator", "coordinator", "nursery", "loader")
+ROLES = ("replica", "shard", "backup", "evaluator", "coordinator", "deputy", "nursery", "loader")
 ANY = "any"
 
 

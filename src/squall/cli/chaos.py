@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-ROLES = ("replica", "shard", "evaluator", "coordinator", "nursery", "loader", "any")
+ROLES = ("replica", "shard", "backup", "evaluator", "coordinator", "deputy", "nursery", "loader", "any")
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
