@@ -111,6 +111,27 @@ def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Pa
         interrupt(found)
 
 
+@deep.only
+def test_a_machine_that_leaves_with_a_shard_hands_it_over(tmp_path: Path) -> None:
+    """To its backup: nothing starts again, nothing is trained twice, and another machine may leave or be lost then."""
+    with cluster(tmp_path, 4, *COPIED) as found:
+        wait_whole(found.run)
+        leaver = with_a_shard(found)
+        leaver.process.send_signal(signal.SIGINT)
+        status, said = leaver.finish()
+        assert status == 0
+        assert "this machine has left the run" in said
+        found.machines.remove(leaver)
+        assert taken_over(found) >= 1
+        found.run.goes_on()
+        wait_whole(found.run)
+        lose_a_shard(found, 1 + taken_over(found))
+        found.run.goes_on()
+        interrupt(found)
+    with closing(Reader(found.directory / "run.sqlite")) as reader:
+        assert not any("again" in row.text for row in reader.rows(EventRow) if row.kind == "started")
+
+
 def lose_a_shard(found: Cluster, times: int = 1) -> None:
     """With its machine. Wait until its backup has taken over, as often as that in all."""
     lost = with_a_shard(found)

@@ -1,6 +1,7 @@
 """Machines that are lost, leave and join: what becomes of who was there."""
 
 from squall.protocol.closing import STOP_WITHIN_S
+from squall.protocol.copy_messages import CopyJoined, CopyKept
 from squall.protocol.effects import Admit, Effect, End, Forget, Send
 from squall.protocol.events import Started, StopRequested, TimePassed
 from squall.protocol.heartbeats import BEGIN_WITHIN_S, PATIENCE, Pulse
@@ -14,6 +15,7 @@ from squall.protocol.nursery_messages import (
     Alive,
     Heard,
     Joined,
+    KillProcess,
     Leaving,
     Placed,
     ProcessLost,
@@ -289,6 +291,21 @@ def test_with_a_shard_on_it_the_run_moves_when_all_is_saved() -> None:
     end = only(of.effects, End)
     assert (end.status, end.reason) == ("moved", "machine 1 leaves (interrupted) with shard 0")
     assert [to for to, _ in sent(of.effects, Stop)] == [SHARD, Node("evaluator", 1), N1]
+
+
+def test_with_a_shard_on_it_that_has_a_backup_elsewhere_training_goes_on() -> None:
+    backup = Node("backup", 0)
+    rooms = (MachineRoom(0, 1, (R0, EVALUATOR, backup)), MachineRoom(1, 0, (SHARD,)))
+    of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0), copies=2)
+    of.give(Started())
+    of.join(0)
+    of.tell(backup, CopyJoined(7, "127.0.0.1:7"))
+    of.tell(backup, CopyKept())
+    effects = of.tell(N1, Leaving("interrupted"))
+    assert sent(effects, StartProcess)[0] == (NURSERY, StartProcess(SHARD, ends=backup))
+    assert (N1, KillProcess(SHARD)) in sent(effects, KillProcess)
+    assert (R0, Stop()) not in sent(effects, Stop)
+    assert of.notes(MachineLeft) == [MachineLeft(1)]
 
 
 def test_a_run_that_moves_waits_for_exchanges_as_long_as_a_machine_that_leaves() -> None:

@@ -108,8 +108,7 @@ class SecondHead(Head):
                 if joined.hello.fetches:
                     awaited.discard(joined.hello.number)
                     tell(f"giving the run's files to machine {joined.hello.number}")
-                    arguments = ControlPipe(joined.pipe), files
-                    givers.append(threading.Thread(target=give_directory, args=arguments, daemon=True))
+                    givers.append(threading.Thread(target=_give_to, args=(joined, files), daemon=True))
                     givers[-1].start()
                 else:
                     joined.pipe.close()
@@ -123,6 +122,13 @@ class SecondHead(Head):
         """What processes on other machines have come to the record tells."""
         for _ in self.turn():
             pass
+
+
+def _give_to(joined: JoinedMachine, files: Mapping[str, Path]) -> None:
+    try:
+        give_directory(ControlPipe(joined.pipe), files)
+    except OSError as error:
+        tell(f"warning: machine {joined.hello.number} does not get all of the run's files: {error}")
 
 
 def _free(wanted: Address) -> Address:

@@ -216,7 +216,10 @@ class MachineStaffing(Staffing):
         self._renew_deputy(f"machine {machine} was lost", now, effects)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
-        """Replicas finish their exchange; with a shard there all do, and the run goes on elsewhere from a snapshot."""
+        """Replicas finish their exchange, and shards go on in the places of their backups.
+
+        Where there are none all finish theirs, and the run goes on elsewhere from a snapshot.
+        """
         if self.phase is Phase.ENDED or machine in self._placing.leaving:
             return
         if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
@@ -227,12 +230,20 @@ class MachineStaffing(Staffing):
             self._hurry(f"machine {machine} leaves ({why}), where the coordinator is", now, effects)
             return
         nodes = list(dict.fromkeys(map(self._placing.whole, self._placing.there(machine))))
-        if kept := self._kept_by(nodes):
+        shards = [node for node in nodes if node.role == "shard"]
+        if not all(self._copies.can_take_over(shard, without=machine) for shard in shards):
+            shards = []
+        if kept := self._kept_by([node for node in nodes if node not in shards]):
             self._move(f"machine {machine} leaves ({why}) with {kept}", now, effects)
             return
         self._placing.leaving[machine] = None
         effects.append(Send(Node("nursery", machine), Leaving(why)))
+        for shard in shards:
+            self._take_over(shard, "", now, effects)
+            effects.append(Send(Node("nursery", machine), KillProcess(shard)))
         for node in nodes:
+            if node in shards:
+                continue
             if node in self.members.live:
                 self._release(node, effects)
             elif node.role == "backup":

@@ -72,10 +72,14 @@ class Staffing(Closing):
                 self._renew_backup(half, now, effects)
 
     def _take_over(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
-        """Its backup goes on as this shard, with all that was acknowledged, and gets a backup of its own."""
+        """Its backup goes on as this shard, with all that was acknowledged, and gets a backup of its own.
+
+        `why`: how it died; empty where it has not.
+        """
         backup, placed = self._copies.take_over(shard)
         where = f"machine {placed.machine}, by its backup"
-        effects += [notes.MemberDied(shard, why), notes.MemberReplaced(shard, where), notes.MemberLeft(backup)]
+        effects.append(notes.MemberDied(shard, why) if why else notes.MemberLeft(shard))
+        effects += [notes.MemberReplaced(shard, where), notes.MemberLeft(backup)]
         effects.append(Send(backup, Stop()))
         effects.append(Send(Node("nursery", placed.machine), StartProcess(shard, ends=backup)))
         if self.policy.rooms:
