@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squall.protocol.backup import Backup
 from squall.protocol.copied import Copied, CopyMore, CopyTo
 from squall.protocol.copy_messages import Entry, Has, Whole
-from squall.protocol.effects import Effect, Send, Transmit
-from squall.protocol.events import CopyKnown, Event, FrameArrived, PeerReached, StopRequested
+from squall.protocol.effects import Effect, End, Send, Transmit
+from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, StopRequested
 from squall.protocol.frames import Frame
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join
 from squall.protocol.nodes import Node
 
@@ -126,3 +129,34 @@ def test_a_part_of_a_copy_is_where_it_was_asked_for_among_the_entries(plan: list
     assert copy.sent == [*range(1, 1 + len(copy.sent))]
     assert [asked.number for asked in copy.asked[: len(copy.parts)]] == copy.parts
     assert ready <= len(copy.asked) <= ready + 1
+
+
+def test_what_another_backup_has_counts_for_nothing_and_too_much_is_refused() -> None:
+    line = Line()
+    line.give(StopRequested("1"))
+    line.give(FrameArrived(Node("backup", 1), Frame(0, 0, Has(line.entries))))
+    assert line.taken == 0
+    with pytest.raises(Refusal, match="it has entry 9"):
+        line.copied._on_has(9, 0.0, [])
+    line.has(line.entries)
+    assert line.taken == 1
+
+
+def test_a_backup_that_cannot_be_given_all_ends_and_nobody_waits_for_it() -> None:
+    copy = Copy()
+    copy.give(StopRequested("1"))
+    copy.give(CopyKnown(BACKUP, 0))
+    assert copy.sent == [1], "that there is nothing"
+    assert copy.copied.backup is None
+    assert not copy.copied.held
+    backup = Backup(BACKUP)
+    assert backup.on(MessageArrived(SHARD, Whole(1, 0)), 0.0) == [End("finished")]
+
+
+@pytest.mark.parametrize(
+    ("sender", "said"),
+    [(SHARD, Whole(2, 1)), (Node("shard", 1), Whole(1, 1)), (SHARD, Entry(1, 0, b"", 0.0))],
+)
+def test_a_backup_refuses_what_does_not_follow(sender: Node, said: Any) -> None:
+    with pytest.raises(Refusal):
+        Backup(BACKUP).on(MessageArrived(sender, said), 0.0)

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,13 @@ from squall.protocol.copied import CopyMore, CopyTo
 from squall.protocol.effects import Apply, Payload, Term
 from squall.protocol.events import CopyKnown, CopyTaken, Event
 from squall.protocol.nodes import Node
-from squall.runtime import kinds, store
+from squall.runtime import kinds, shard_state, whole
 from squall.runtime.backing import BackupHost
 from squall.runtime.hosts import ShardHost
 from squall.runtime.job import Job, private_job
 from squall.runtime.machines import legacy_of, with_legacies
 from squall.settings import Settings
-from squall.strategies import AsynchronousSGD, Downpour, Strategy
+from squall.strategies import AsynchronousSGD, DelayedProximal, Downpour, Strategy
 from squall.vector import Layout
 from tests.tasks import regression
 
@@ -99,7 +100,7 @@ def test_a_backup_that_is_behind_makes_the_updates_that_its_shard_has_made(
     strategy: Strategy, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also before it has all numbers, and of pushes that are corrected with weights that lie nowhere else any more."""
-    monkeypatch.setattr(store, "PIECE", piece)
+    monkeypatch.setattr(shard_state, "PIECE", piece)
     pair = Pair(beside(strategy, tmp_path))
     generator = torch.Generator().manual_seed(0)
     for replica in REPLICAS:
@@ -116,7 +117,7 @@ def test_a_backup_that_is_behind_makes_the_updates_that_its_shard_has_made(
             pair.follows()
             if not pair.give_more():
                 break
-    assert clock - BEGUN == -(-pair.job.layout.length // piece)
+    assert (clock - BEGUN > 2) == (piece < pair.job.layout.length)
     assert pair.same()
     pair.applies(REPLICAS[0], clock + 1)
     assert not pair.same()
@@ -140,3 +141,83 @@ def test_who_goes_on_from_a_backup_corrects_as_its_shard_would_have(tmp_path: Pa
     job.arena.weights(1, 0).fill_(7.0)  # whatever lies in the slot on that machine
     successor.perform(Apply((Term(REPLICAS[1], 0, 1.0, 1),), 0.5, 1), 0.0)
     assert torch.equal(successor.store.weights, pair.shard.store.weights)
+
+
+def test_an_optimizer_that_looks_at_all_elements_gets_all_of_its_state_with_them(tmp_path: Path) -> None:
+    """Between the outline and the numbers its backup has made something else of it."""
+    proximal = DelayedProximal(replicas=2, optimizer=partial(Norm, lr=0.1), group=4)
+    pair = Pair(beside(proximal, tmp_path))
+    for clock in range(1, 4):
+        pair.job.arena.gradient(0, 0).fill_(clock)
+        pair.applies(REPLICAS[0], clock)
+        if clock == 1:
+            pair.give()
+        pair.follows()
+    assert not pair.give_more()
+    pair.applies(REPLICAS[0], 4)
+    pair.follows()
+    assert pair.same()
+
+
+class Norm(torch.optim.SGD):
+    """Its steps depend on the norms of all weights so far."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                norms = self.state[parameter].setdefault("norms", torch.zeros(()))
+                norms += parameter.detach().norm()
+                parameter.grad /= 1 + norms
+        super().step(closure)
+
+
+def spoil(tensors: dict[str, Any], how: str) -> dict[str, Any]:
+    match how:
+        case "a gap":
+            tensors["start"] += 1
+            tensors["weights"] = tensors["weights"][1:]
+        case "one number for all":
+            tensors["0:exp_avg"] = torch.ones(1)
+        case "another type":
+            tensors["weights"] = tensors["weights"].double()
+        case "nothing of the state":
+            del tensors["0:exp_avg"]
+        case "too much":
+            tensors["more"] = torch.ones(1)
+    return tensors
+
+
+@pytest.mark.parametrize("how", ["a gap", "one number for all", "another type", "nothing of the state", "too much"])
+def test_a_piece_that_is_none_is_refused(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(beside(ADAM, tmp_path))
+    pair.job.arena.gradient(0, 0).fill_(1.0)
+    pair.applies(REPLICAS[0], 1)
+    pair.give()
+    honest = whole.of_piece
+    monkeypatch.setattr(whole, "of_piece", lambda *given: spoil(honest(*given), how))
+    with pytest.raises(AssertionError, match="it sends what no shard is"):
+        pair.give_more()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("outline.0:exp_avg", torch.zeros(1)),  # into which a kernel would write all elements
+        ("outline.0:step", torch.zeros(3)),
+        ("gradient.0.-1", None),
+        ("gradient.9.0", None),
+        ("gradient.0.0", torch.zeros(1)),
+    ],
+)
+def test_what_has_no_place_in_a_backup_is_refused(
+    name: str, value: torch.Tensor | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = beside(ADAM, tmp_path)
+    backed = legacy_of(job, job.layout.length)  # on another machine
+    pair = Pair(replace(job, backups={BACKUP: backed}))
+    pair.job.arena.gradient(0, 0).fill_(1.0)
+    pair.applies(REPLICAS[0], 1)
+    honest, bad = whole.of_shard, torch.zeros(job.layout.length) if value is None else value
+    monkeypatch.setattr(whole, "of_shard", lambda *given: {**honest(*given), name: bad})
+    with pytest.raises(AssertionError, match="it sends what no shard is"):
+        pair.give()

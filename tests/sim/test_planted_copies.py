@@ -72,8 +72,8 @@ def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **
     original(staffing, *given)
 
 
-def whole_at_once(original: Any, backup: Backup, now: float) -> list[Effect]:
-    said, *_ = original(backup, now)
+def whole_at_once(original: Any, backup: Backup, whole: bool, now: float) -> list[Effect]:
+    said, *_ = original(backup, True, now)
     return [said, Send(COORDINATOR, CopyKept())]
 
 

@@ -241,6 +241,31 @@ def test_what_was_sent_before_the_connection_broke_is_sent_again_and_taken_once(
     assert shard.memory == replica.memory
 
 
+def test_a_file_that_has_come_is_not_made_anew_when_it_comes_again(
+    replica: End, shard: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its receiver may not have read it yet."""
+    made: list[int] = []
+
+    def make(payload: Payload, peer: Node) -> Views:
+        made.append(payload.clock)
+        return (memoryview(shard.memory),)
+
+    monkeypatch.setattr(shard, "places", make)
+    monkeypatch.setattr(replica, "places", lambda payload, peer: (memoryview(replica.memory),))
+    connected(replica, shard)
+    for number in (1, 2):
+        replica.memory[:] = b"%d" % number * SIZE
+        for times in range(1, 3):
+            replica.send(SHARD, Frame(number, 0, Exchange(number)), Payload("copy", REPLICA, SIZE, number, 0))
+            turns(replica, shard, until=lambda: len(shard.frames) == 2 * number - 2 + times)  # noqa: B023
+            replica.events.clear()
+            replica.streams._close(SHARD)
+            turns(replica, shard, until=lambda: PeerReached(SHARD) in replica.events)
+        assert shard.memory == replica.memory
+    assert made == [1, 2]
+
+
 def test_a_new_connection_begins_with_what_the_last_one_has_not_brought(replica: End, shard: End) -> None:
     """The process hears late of a connection that is over again; nothing new goes before the old."""
     first, second = (Frame(number, 0, Exchange(number)) for number in (1, 2))

@@ -46,10 +46,12 @@ def bring(
 ) -> Injury | None:  # fmt: skip
     """None: there is nobody whom it could hit, at the moment. `machines`: the run's others, of which one may be cut.
 
-    `whole`: all is there that makes up for a machine, so that a nursery may be hit.
+    `whole`: all is there that makes up for a machine, so that one may be lost.
     """
     if fault.kind == CUT:
         assert machines is not None
+        if not whole:
+            return None
         number = chance.choice(machines.numbers)
         machines.cut(number)
         return Injury(at_s, f"machine {number} is cut off", partial(machines.heal, number))

@@ -60,6 +60,7 @@ class Machines:
 
     def __enter__(self) -> Machines:
         _ip("link", "add", "squall", "type", "bridge")
+        self._made.callback(_ip, "link", "delete", "dev", "squall")
         _ip("addr", "add", f"{NETWORK}.1/24", "dev", "squall")
         _ip("link", "set", "dev", "squall", "up")
         for number in self.numbers:
@@ -68,6 +69,7 @@ class Machines:
             self._holders[number] = holder
             _wait_apart(holder.pid)
             _ip("link", "add", f"machine{number}", "type", "veth", "peer", "name", "net", "netns", str(holder.pid))
+            self._made.callback(_ip, "link", "delete", "dev", f"machine{number}")
             _ip("link", "set", "dev", f"machine{number}", "master", "squall", "up")
             for words in (
                 ("addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "net"),

@@ -184,7 +184,9 @@ class Trial:
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
             members = (row for row in reader.rows(MemberRow) if row.node.startswith(("deputy", "backup")))
             newest = {row.node.partition(".")[0]: row.change for row in members}
-            return all(change == "joined" for change in newest.values())
+            copies, shards = (int(reader.state().get(name) or 0) for name in ("copies", "shards"))
+            wanted = ["deputy-0", *(f"backup-{shard}" for shard in range(shards))] if copies > 1 else []
+            return all(newest.get(name) == "joined" for name in wanted)
         return False
 
     def _put_off(self, now: float) -> None:

@@ -10,6 +10,7 @@ from squall.protocol.copy_messages import CopyJoined, CopyKept, Entry, Has, Whol
 from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, End, Forget, Payload, Send, Transmit
 from squall.protocol.events import CopyTaken, Event, MessageArrived, Started, TimePassed, VectorsCalculated, unpack
 from squall.protocol.link import RESEND_AFTER_S
+from squall.protocol.machine import Refusal
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.succession import steps
@@ -41,6 +42,7 @@ class Backup:
         self._joined = CopyJoined(pid, address)
         self._entries: deque[Entry | Whole] = deque()  # to be taken, one at a time
         self._part: Whole | None = None  # of a copy, the newest that is taken
+        self._heard = 0  # the newest entry or part
         self._owed = 0  # steps of the last entry that are carried out when the next event is there
         self._has = 0  # the newest entry that it took
         self._say_at: float | None = None  # when it says that again, which may be lost
@@ -52,14 +54,15 @@ class Backup:
         match event:
             case Started():
                 return [Send(COORDINATOR, self._joined)]
-            case MessageArrived(_, Whole() as part) if self._part is None:
-                return self._take(part)
-            case CopyTaken(copied):
-                self.copied = copied or self.copied
-                return self._taken(now)
-            case MessageArrived(_, Entry() | Whole() as entry):
+            case MessageArrived(sender, Entry() | Whole() as entry):
+                if sender != self._of or entry.number != self._heard + 1:
+                    raise Refusal(f"it says what follows no {self._heard} of {self._of}: {entry.number}")
+                self._heard = entry.number
                 self._entries.append(entry)
                 return self._enter(now)
+            case CopyTaken(copied, whole):
+                self.copied = copied or self.copied
+                return self._taken(whole, now)
             case MessageArrived(_, Stop()):  # that may be gone, and acknowledges nothing
                 return [Forget(self._of), End("finished")]
             case TimePassed() if self._entries:
@@ -82,12 +85,10 @@ class Backup:
         self._owed = 0  # what it leads to is carried out there
         self.copied.repeat(event, self.copied.now)
 
-    def _take(self, part: Whole) -> list[Effect]:
-        self._part = part
-        return [TakeCopy(Payload("copy", self.node, part.size, part.number, self.node.index))]
-
-    def _taken(self, now: float) -> list[Effect]:
+    def _taken(self, whole: bool, now: float) -> list[Effect]:
         assert self._part is not None
+        if self._part.last and not whole:
+            raise Refusal("it calls that all of which something lacks", of=self._of)
         self._has = max(self._has, self._part.number)
         return [self._say(now), *([Send(COORDINATOR, CopyKept())] if self._part.last else [])]
 
@@ -97,11 +98,15 @@ class Backup:
 
     def _enter(self, now: float) -> list[Effect]:
         """Take the oldest. Its update first: what the shard says when it hears `Has` this must have made."""
-        if self.copied is None or not self._entries:
+        if not self._entries or (self.copied is None and self._part is not None):
             return []
         entry = self._entries.popleft()
         if isinstance(entry, Whole):
-            return self._take(entry)
+            self._part = entry
+            payload = Payload("copy", self.node, entry.size, entry.number, self.node.index)
+            return [TakeCopy(payload)] if entry.size else [End("finished")]  # it cannot have all
+        if self.copied is None:
+            raise Refusal("it says what has come to one of whom nothing is known")
         effects = self.copied.repeat(unpack(entry.kind, entry.event), entry.now)
         self._owed = sum(map(steps, effects))
         mine = [*filter(None, map(_repeated, effects))]

@@ -23,7 +23,7 @@ from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
 from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, TimePassed, pack
 from squall.protocol.frames import LOST, Frame
-from squall.protocol.machine import Machine
+from squall.protocol.machine import Machine, Refusal
 from squall.protocol.messages import Exchange
 from squall.protocol.moved import Movable
 from squall.protocol.nodes import Node
@@ -67,6 +67,7 @@ class Copied(Movable):
 
     def _alone(self) -> None:
         self._backup: Node | None = None
+        self._failed: Node | None = None  # that was one, and could not be given all
         self._where = 0  # its machine
         self._beside: set[Node] = set()  # replicas there
         self._number = self._has = 0  # of the newest entry; and of the newest that the backup has
@@ -100,7 +101,10 @@ class Copied(Movable):
         if type(event) is PeerReached and self._held:
             lost, effects = self._lost(event.node, effects)
             released += lost
-        first = self._enter(event, now, brought) if entered else []
+        if self._backup in self._forgotten:  # it was not whole, and the run goes back
+            released += [effect for _, effect in self._held]
+            self._alone()
+        first = self._enter(event, now, brought) if entered and self._backup is not None else []
         return released + first + self._keep_back(effects)
 
     def _lost(self, node: Node, effects: list[Effect]) -> tuple[list[Effect], list[Effect]]:
@@ -144,14 +148,32 @@ class Copied(Movable):
             return []
         return [self._send(send, now)]
 
-    def _more(self, backup: Node, now: float) -> CopyMore:
-        """The next part, now that the backup has the last one: nobody may be sent that again, as it is not kept."""
-        link = self._links[backup]
+    def _on_has(self, number: int, now: float, effects: list[Effect]) -> None:
+        if number > self._number:
+            raise Refusal(f"it has entry {number}, and the last one is {self._number}")
+        self._has = max(self._has, number)
+        if not self._part or self._queued is not None or self._has < self._part:
+            return
+        assert self._backup is not None
+        link = self._links[self._backup]  # nobody may be sent a part again that is not kept
         parts = [number for number, send in link.unacked if isinstance(send.message, Whole)]
         self._acknowledged(link, max(parts, default=0), now)
         self._number += 1
         self._part, self._queued = self._number, deque()
-        return CopyMore(backup, self._part)
+        effects.append(CopyMore(self._backup, self._part))
+
+    def _on_known(self, event: CopyKnown, now: float) -> list[Effect]:
+        if not event.size:  # a backup without all of this is none: it ends, and the coordinator begins another
+            effects: list[Effect] = [self._send(Send(event.backup, Whole(self._part, 0)), now)]
+            effects += [effect for _, effect in self._held]
+            self._alone()
+            self._failed = event.backup
+            return effects
+        payload = Payload("copy", event.backup, event.size, self._part, self.machine.node.index)
+        part = Send(event.backup, Whole(self._part, event.size, event.last), payload)
+        assert self._queued is not None
+        queued, self._queued, self._part = self._queued, None, 0 if event.last else self._part
+        return [self._send(each, now) for each in (part, *queued)]
 
     def _brought(self, event: Event) -> Payload | None:
         """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
@@ -165,24 +187,18 @@ class Copied(Movable):
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if type(event) is MessageArrived and type(event.message) is Has:
-            self._has = max(self._has, event.message.number)
-            if self._part and self._has >= self._part:
-                effects.append(self._more(event.sender, now))
-        elif type(event) is CopyKnown and not event.size:
-            effects += self._copy_to(CopyTo(None)) if self._backup == event.backup else ()
+            if event.sender == self._backup:
+                self._on_has(event.message.number, now, effects)
         elif type(event) is CopyKnown:
             if self._queued is not None and self._backup == event.backup:
-                payload = Payload("copy", event.backup, event.size, self._part, self.machine.node.index)
-                part = Send(event.backup, Whole(self._part, event.size, event.last), payload)
-                queued, self._queued, self._part = self._queued, None, 0 if event.last else self._part
-                effects += [self._send(each, now) for each in (part, *queued)]
+                effects += self._on_known(event, now)
         else:
             super()._hand_over(event, now, effects)
 
     def _keep_back(self, effects: list[Effect]) -> list[Effect]:
         """What others hear waits for the backup; all else is carried out."""
         kept: list[Effect] = []
-        asked: list[CopyTo] = []
+        asked: list[CopyTo | CopyMore] = []
         for effect in effects:
             match effect:
                 case Transmit(frame=Frame(0, message=message)) if message is not None:
@@ -198,7 +214,7 @@ class Copied(Movable):
                     kept += [each for _, each in self._held if not isinstance(each, Transmit)]
                     self._held = deque(each for each in self._held if isinstance(each[1], Transmit))
                     kept.append(effect)
-                case CopyTo():
+                case CopyTo() | CopyMore():
                     asked.append(effect)  # behind all else that the event leads to, of which the state has come
                 case Admit(node, machine) if self._backup is not None and machine == self._where:
                     self._beside.add(node)
@@ -207,7 +223,9 @@ class Copied(Movable):
                     kept.append(effect)
         while self._held and self._held[0][0] <= self._has:
             kept.append(self._held.popleft()[1])
-        return [*kept, *(effect for each in asked for effect in self._copy_to(each))]
+        for each in asked:
+            kept += self._copy_to(each) if isinstance(each, CopyTo) else [each]
+        return kept
 
     def _reduce(self, version: int, lost: int) -> None:
         super()._reduce(version, lost)
@@ -221,9 +239,10 @@ class Copied(Movable):
     def _copy_to(self, asked: CopyTo) -> list[Effect]:
         """What was held for the one before leaves: the coordinator knows that it cannot take over."""
         effects = [effect for _, effect in self._held]
-        if self._backup is not None:
-            effects.append(Forget(self._backup))
-            self._forget(self._backup, [])
+        for before in (self._backup, self._failed):
+            if before is not None:
+                effects.append(Forget(before))
+                self._forget(before, [])
         self._alone()
         if asked.backup is None:
             return [*effects, asked]

@@ -31,7 +31,7 @@ class KeepCopy(Struct, frozen=True, tag="keep", array_like=True, gc=False):
 class Whole(Struct, frozen=True, tag="whole", array_like=True, gc=False):
     """To a backup: all that the shard is, or the next part of that, in so many bytes, which travel beside the frame.
 
-    Parts and entries are numbered together, and taken in that order.
+    Parts and entries are numbered together, and taken in that order. One of no size: that cannot be given.
     """
 
     number: Count

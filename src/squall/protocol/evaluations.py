@@ -85,7 +85,7 @@ class Evaluations:
         best = self.best
         if best.goal.keep and best.kept is not None:
             text = f"the best weights so far, of {best.goal.metric} {best.kept:.4f}, are on the machine that was lost:"
-            effects.append(Remark("warning", f"{text} from now on the best since then are kept"))
+            effects.append(Remark("best", f"{text} from now on the best since then are kept"))
             best.kept = None
 
     def answered(self, message: Evaluated, effects: list[Effect]) -> Verdict:

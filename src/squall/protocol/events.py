@@ -226,6 +226,7 @@ class CopyTaken(Event, frozen=True, gc=False):
     """The answer to `TakeCopy`: the machine that is backed (`protocol.copied`); of further parts None."""
 
     copied: Any
+    whole: bool = True  # all numbers are there
 
 
 class Moved(Event, frozen=True, gc=False):

@@ -154,7 +154,7 @@ class Saving(Effect, frozen=True, gc=False):
 class Remark(Effect, frozen=True, gc=False):
     """What a person would want to be told beside all this."""
 
-    kind: Literal["nonfinite", "warning", "error"]
+    kind: Literal["nonfinite", "warning", "error", "best"]
     text: str
 
 

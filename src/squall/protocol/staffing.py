@@ -97,7 +97,7 @@ class Staffing(Closing):
         machine = self._placing.on[backup]
         self._copies.lost(backup, effects)
         self._placing.vacate(backup)
-        effects += [Send(Node("nursery", machine), KillProcess(backup)), Forget(backup)]
+        effects += [Send(Node("nursery", machine), KillProcess(backup)), Forget(backup), notes.MemberLeft(backup)]
         self._replacing.replace(backup, now, at_once=True)
         self._start_due(now, effects)
 

@@ -17,7 +17,8 @@ SHOWN, SHARDS_SHOWN = 12, 4  # replicas, and shards, with a line of their own
 COLUMNS = ("replica", "examples/s", "loss", "staleness", "max", "waiting", "share")
 OF_TRAINING = ("loss", "staleness", "max")  # the columns that a run has that trains
 SILENT_S = 10.0  # who is silent for so long is named, or for longer where a replica's reports lie further apart
-TROUBLE = dict.fromkeys(("lost", "restarted", "warning", "nonfinite"), "yellow") | {"diverged": "red", "error": "red"}
+TROUBLE = dict.fromkeys(("lost", "restarted", "warning", "nonfinite", "best"), "yellow")
+TROUBLE |= {"diverged": "red", "error": "red"}
 
 
 class ProgressViewer:

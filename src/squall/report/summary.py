@@ -10,7 +10,7 @@ import msgspec
 
 from squall.protocol.best import better
 from squall.record.inventory import Inventory
-from squall.record.rows import MemberRow, MetricRow
+from squall.record.rows import EventRow, MemberRow, MetricRow
 from squall.report.parts import PartShare, bubble_text, parts_of, parts_table
 from squall.report.reader import Reader
 from squall.report.words import clock, number, percent, plural, size, trains, two_columns
@@ -175,8 +175,10 @@ def summarize(reader: Reader) -> Summary:
 
 
 def _best(reader: Reader, name: str) -> dict[str, float]:
+    """Of the weights that are kept: those of a machine that was lost are not."""
     found: float | None = None
+    since = max((event.time_s for event in reader.rows(EventRow) if event.kind == "best"), default=0.0)
     for metric in reader.rows(MetricRow) if name else []:
-        if metric.name == name and better(name, metric.value, found):
+        if metric.name == name and metric.time_s >= since and better(name, metric.value, found):
             found = metric.value
     return {} if found is None else {name: found}

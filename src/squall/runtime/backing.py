@@ -25,6 +25,7 @@ class BackupHost(Host):
         self._legacy, self._index = job.backups[node], node.index
         self._job = dataclasses.replace(job, legacies={node.index: self._legacy})
         self._shard: ShardHost | VectorHost | None = None
+        self._had = 0  # elements that have come
 
     def attach(self, payload: Payload) -> None:
         """Weights lie where replicas of another machine will not look. Who takes over sends them anew.
@@ -47,6 +48,8 @@ class BackupHost(Host):
     def _take(self, payload: Payload) -> Event:
         try:
             return self._taken(payload)
+        except (OSError, MemoryError):
+            raise  # it is this machine that cannot
         except Exception as error:
             shard = Node("shard", self._index)
             return PeerRefused(shard, f"it sends what no shard is: {type(error).__name__}: {error}"[:WHY_AT_MOST])
@@ -58,11 +61,11 @@ class BackupHost(Host):
         if self._shard is not None:
             if isinstance(self._shard, VectorHost):
                 raise ValueError("vectors come as a whole")
-            whole.put_piece(self._shard.store, whole.read_piece(path))
-            return CopyTaken(None)
+            self._had = whole.put_piece(self._shard.store, whole.read_piece(path), self._had)
+            return CopyTaken(None, self._had == len(self._shard.store.weights))
         found = whole.read(path)
         kind = VectorHost if isinstance(self._job.recipe.work, BatchMethod) else ShardHost
         self._shard = kind.of_copy(self._job, self._index, found)
         copied = whole.machine(found.state)
         copied.journal_into(self._legacy.journal)
-        return CopyTaken(copied)
+        return CopyTaken(copied, isinstance(self._shard, VectorHost))

@@ -115,11 +115,14 @@ class Whole(NamedTuple):
         return {rest: self.tensors[f"{kind}.{rest}"] for kind, _, rest in of_outline if kind == "outline"}
 
     def lay(self, arena: Arena, start: int, stop: int) -> None:
-        """Into the arena of another machine."""
+        """Into the arena of another machine. Raises `ValueError` for what has no place there."""
         for name, value in self.tensors.items():
             kind, _, place = name.partition(".")
             if kind == "gradient":
                 slot, buffer = map(int, place.split("."))
+                fits = 0 <= slot < arena.shape.replicas and 0 <= buffer < arena.shape.gradients
+                if not fits or (value.dtype, value.shape) != (torch.float32, (stop - start,)):
+                    raise ValueError(f"there is no place for {name}")
                 arena.gradient(slot, buffer)[start:stop].copy_(value)
 
 
@@ -136,14 +139,20 @@ def read_piece(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def put_piece(store: Store, tensors: Mapping[str, Tensor]) -> None:
-    """Raises anything for what is none."""
+def put_piece(store: Store, tensors: Mapping[str, Tensor], had: int) -> int:
+    """Returns how many elements have come, with the first `had`. Raises anything for what is no piece that follows."""
     start = int(tensors["start"])
-    places = store.piece(start, start + len(tensors["weights"]))
-    if start < 0 or tensors.keys() != {"start", *places}:
-        raise ValueError(f"it is not of elements {start} and further ones of this shard")
+    stop = start + len(tensors["weights"])
+    if start not in (0, had) or stop > len(store.weights):  # a shard that has died meanwhile begins anew
+        raise ValueError(f"elements {start} to {stop} do not follow the first {had}")
+    places = store.piece(start, stop)
+    if tensors.keys() != {"start", *places}:
+        raise ValueError(f"it has {sorted(tensors)}, and not {sorted(places)}")
     for name, place in places.items():
+        if (place.dtype, place.shape) != (tensors[name].dtype, tensors[name].shape):
+            raise ValueError(f"{name} is {tensors[name].dtype}, {tuple(tensors[name].shape)}")
         place.copy_(tensors[name])
+    return stop
 
 
 class _Known(pickle.Unpickler):
@@ -183,7 +192,8 @@ def view(scratch: Path, payload: Payload, most: int, *, sends: bool) -> memoryvi
     if sends:
         with open(path, "rb") as file:
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
-    path.unlink(missing_ok=True)
+    for older in scratch.glob(f"whole-{payload.owner}-*"):  # one is on its way at a time
+        older.unlink()
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return memoryview(mmap.mmap(file.fileno(), size))

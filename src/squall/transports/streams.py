@@ -257,13 +257,15 @@ class Streams:
         self._arrived.append(PeerReached(node))
 
     def _place(self, node: Node, frame: Frame, payload: Payload | None) -> tuple[Views, bool]:
-        """Numbers are taken once: a place may be in use when they come again."""
+        """Numbers are taken once: a place may be in use when they come again. A file is made for those that are."""
+        wanted = frame.number > self._had[node]
         try:
             self._part.check(node, frame.message, payload)
-            views = () if payload is None else self._part.places(payload, node)
+            made = payload is not None and payload.kind == "copy"
+            views = () if payload is None or (made and not wanted) else self._part.places(payload, node)
         except ValueError as error:
             raise Foul(str(error)) from error
-        return views, frame.number > self._had[node]
+        return views, wanted
 
     def _give_up(self, descriptor: int) -> None:
         self._redial_at = 0.0

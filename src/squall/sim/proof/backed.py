@@ -38,7 +38,6 @@ from squall.sim.proof.phantoms import ShardPhantom
 from squall.strategies.work import BatchMethod, Loop
 
 CHANGES = (Apply, CalculateVectors, AddPortions)  # of numbers
-NO_FOLD = -1  # until the numbers have come
 MACHINES = (1, 2, 3, 3)  # of a world, equally likely each
 
 
@@ -112,6 +111,7 @@ class Backing(ShardPhantom):
 
     journal: MortalJournal
     taken = False
+    has: set[str]  # pieces
     made: list[tuple[object, Effect]]  # changes of numbers, each with how far it was before
 
     @classmethod
@@ -119,7 +119,7 @@ class Backing(ShardPhantom):
         found: Backing = BackupPhantom(hosts, node, 0, None)
         if isinstance(hosts, BatchPhantomHosts):
             found = VectorBackup(hosts, node, None)
-        found.journal, found.made = MortalJournal(), []
+        found.journal, found.made, found.has = MortalJournal(), [], set()
         return found
 
     def attach(self, payload: Payload) -> None:
@@ -131,16 +131,20 @@ class Backing(ShardPhantom):
             self.made += [(self.point, effect)] if isinstance(effect, CHANGES) else []
             event = super().perform(effect, now)
             return event if isinstance(event, VectorsCalculated) else None
-        state, whole = self.memory.wholes.pop((self.node, effect.payload.clock))
-        if state is None:
-            self.fold = whole
-            return CopyTaken(None)
+        part = self.memory.wholes.pop((self.node, effect.payload.clock))
+        if self.taken:
+            piece, numbers = part
+            self.has.add(piece)
+            setattr(self, piece, numbers)
+            return CopyTaken(None, self.has == set(self.pieces))
+        state, whole = part
         self.take_whole(whole)
-        self.fold = NO_FOLD if self.in_parts else self.fold
+        for piece in self.pieces:  # it has none of these yet
+            setattr(self, piece, type(getattr(self, piece))())
         self.taken = True
         copied: Copied = pickle.loads(state)
         copied.journal_into(self.journal)
-        return CopyTaken(copied)
+        return CopyTaken(copied, not self.pieces)
 
 
 class BackupPhantom(Backing, ShardPhantom):

@@ -122,7 +122,7 @@ class PortionPhantom(Phantom):
 class VectorPhantom(ShardPhantom):
     """A shard's vectors. `version` is the last calculation; `fold` is of calculations and pushes."""
 
-    in_parts = False
+    pieces = ()
     memory: BatchMemory
 
     def __init__(self, hosts: BatchPhantomHosts, node: Node, file: File | None) -> None:

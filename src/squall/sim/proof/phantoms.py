@@ -11,6 +11,7 @@ payload that has not come, or is not the one that its message tells of.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -106,7 +107,8 @@ class ReplicaPhantom(Phantom):
 
 
 class ShardPhantom(Phantom):
-    in_parts = True  # its backup is given numbers behind all else
+    pieces: Sequence[str] = ("fold", "applied")  # its backup is given these behind all else, in turn
+    given = 0
 
     def __init__(self, hosts: PhantomHosts, node: Node, version: int, file: File | None) -> None:
         super().__init__(hosts, node)
@@ -155,6 +157,12 @@ class ShardPhantom(Phantom):
         for payload, gradients in pushes:
             self.memory.gradients[payload.slot, payload.buffer] = list(gradients)
 
+    def _give(self, backup: Node, number: int, part: object, last: bool) -> Event:
+        if self.hosts.disk(0):
+            return events.CopyKnown(backup, 0)
+        self.memory.wholes[backup, number] = part
+        return events.CopyKnown(backup, 1, last)
+
     def _check_fetched(self, slot: int, gradients: tuple[Gradient, ...]) -> None:
         """It has the weights that the push was computed on."""
         has = self.fetched.get(slot)
@@ -188,11 +196,13 @@ class ShardPhantom(Phantom):
                     self.copy = self.version, File(self.fold, tuple(self.applied))
                     return events.CopyMade(self.version)
             case CopyTo(Node() as backup, _, _, state, waiting, number):
-                self.memory.wholes[backup, number] = state, self.whole(waiting)
-                return events.CopyKnown(backup, 1, not self.in_parts)
+                self.given = 0
+                return self._give(backup, number, (state, self.whole(waiting)), last=not self.pieces)
             case CopyMore(backup, number):
-                self.memory.wholes[backup, number] = None, self.fold
-                return events.CopyKnown(backup, 1)
+                self.given = self.given % len(self.pieces) + 1  # a successor begins anew
+                piece = self.pieces[self.given - 1]
+                numbers = piece, deepcopy(getattr(self, piece))
+                return self._give(backup, number, numbers, last=self.given == len(self.pieces))
             case GoBack():
                 _, copy = self.copy
                 self.fold, self.applied = copy.fold, list(copy.applied)
