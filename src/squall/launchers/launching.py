@@ -19,7 +19,6 @@ from squall.launchers.script_nursery import ScriptNursery
 from squall.runtime import attempts
 from squall.runtime.job import Job
 from squall.runtime.log import log_into
-from squall.runtime.machines import nodes
 from squall.runtime.optimizers import state_name
 from squall.task import Task
 
@@ -65,4 +64,4 @@ class Launching:
         if nursery.moved:
             self.orders.tell(nursery.last_words)
             return False
-        return self.orders.ended(nursery.end, nursery.leaves, any(node.role == "shard" for node in nodes(job)))
+        return self.orders.ended(nursery.end, nursery.leaves)

@@ -191,7 +191,7 @@ class MemberNursery(Nursery):
     def _hand_over(self) -> None:
         """The schedules of this machine's processes, without which there is no replay."""
         if self._job.schedule is not None and self._launcher.open:
-            give_schedules(self._launcher, self._job.schedule)
+            give_schedules(self._launcher, self._job.schedule, shards=self.end is None or self.end.status != "left")
 
     def _late(self) -> None:
         self._deadline = None

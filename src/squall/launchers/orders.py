@@ -147,14 +147,14 @@ class Orders:
         self._waiting = None
         return True
 
-    def ended(self, end: End, leaves: bool, shards: bool) -> bool:
+    def ended(self, end: End, leaves: bool) -> bool:
         """What was launched has ended so for this machine. False where that is all, and the user is told.
 
-        Else the head knows more. `leaves`: this machine does, and it has had `shards`.
+        Else the head knows more. `leaves`: this machine does.
         """
         self._leaves, self._gone = leaves, OVER
         told = end.status == "finished" and end.reason  # by the head
-        if not told and (end.status == "finished" or (end.status == "left" and shards)):
+        if end.status == "finished" and not told:
             return True
         if end.status == "moved" and not leaves:
             self._gone = MOVING

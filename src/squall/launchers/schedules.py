@@ -17,9 +17,11 @@ BLOCK_BYTES = 1 << 12  # that a file takes on a disk, however small it is
 UNSENT_AT_MOST = 1 << 26  # bytes that wait for a head that is slow to read
 
 
-def give_schedules(head: ControlPipe, schedule: Path) -> None:
-    """Of a machine's processes, from where they have written them."""
+def give_schedules(head: ControlPipe, schedule: Path, shards: bool = True) -> None:
+    """Of a machine's processes, from where they have written them; not of shards that go on elsewhere."""
     for path in sorted(schedule.iterdir()):
+        if path.name.startswith("shard") and not shards:
+            continue
         if path.suffix not in (".json", ".pickle"):  # those lie beside the head's own
             with open(path, "rb") as file:
                 while data := file.read(PIECE_BYTES):

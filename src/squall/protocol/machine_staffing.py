@@ -224,7 +224,7 @@ class MachineStaffing(Staffing):
             return
         if machine not in self._placing.rooms:  # its nursery may be heard before the launcher says that it has joined
             self._lost_machines[machine] = why
-            effects.append(Send(Node("nursery", machine), Stop()))
+            effects += [Send(Node("nursery", machine), message) for message in (Leaving(why), Stop())]
             return
         if machine == self.home:  # whoever wants it back wants the run to end
             self._hurry(f"machine {machine} leaves ({why}), where the coordinator is", now, effects)

@@ -80,7 +80,7 @@ class NurseryMachine:
         self._deputies: dict[Node, int] = {}  # that it calls, and their machines
         self._followed = False  # there is a deputy, which may ask this
         self._moved: Placed | None = None  # the coordinator, which began elsewhere
-        self._leaving = False
+        self._leaving = self._let_go = False  # it wants to; the run goes on without it, and at once
         self._leave_by: float | None = None
 
     @property
@@ -190,12 +190,12 @@ class NurseryMachine:
                 self._heartbeats.heard(COORDINATOR, now)
                 return []
             case Leaving():
-                self._leave_by = now + LEAVE_WITHIN_S
+                self._leave_by, self._let_go = now + LEAVE_WITHIN_S, True
                 return []
             case Replaced(why):
                 return [KillMembers(f"replaced: {why}"), End("failed", why)]
             case Stop():
-                return [End("left" if self._leaving else "finished")]
+                return [End("left" if self._let_go else "finished")]  # or the run moves, as the head says
         raise AssertionError(f"{self.node} does not know {message!r}")
 
     def _forget(self, deputy: Node) -> list[Effect]:
