@@ -121,10 +121,11 @@ class Machines:
 
     def end(self, within_s: float) -> list[str]:
         """The run is over. Returns which commands of machines had to be killed."""
-        if living := _living(self._commands, within_s):
+        living = _living(self._commands, within_s)
+        for _ in range(2):  # it may have come too late to join; or was cut off, and waits for others that go on
             for number in living:
-                self._commands[number].send_signal(signal.SIGINT)  # it may have come too late to join
-            living = _living(self._commands, within_s)
+                self._commands[number].send_signal(signal.SIGINT)
+            living = _living(self._commands, within_s) if living else []
         for number in living:
             _end(self._commands[number])
         return [f"squall join of machine {number} (pid {self._commands[number].pid})" for number in living]

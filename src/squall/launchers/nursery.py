@@ -274,9 +274,7 @@ class Nursery:
         self._job = backups.prepare(self._job, node, ends, {child.node for child in self._children.values()})
         if pid := fork():
             self._look_after(node, pid)
-            if node == COORDINATOR and isinstance(self._line, PipeLine):
-                self._line.given()
-            return
+            return self._line.given() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
         status = RAISED
         try:
             self._detach(node)
