@@ -226,7 +226,7 @@ class EventRow:
     """Something that happened to the run, in words for people."""
 
     time_s: float  # seconds of training
-    # started, joined, lost, replaced, restarted, left, leaves, snapshot, nonfinite, diverged, warning, reached,
+    # started, joined, lost, replaced, restarted, left, leaves, snapshot, nonfinite, diverged, warning, best, reached,
     # stopped, finished, error
     kind: str
     text: str
