@@ -12,7 +12,15 @@ from squall.protocol.backup import Backup
 from squall.protocol.copied import Copied, CopyMore, CopyTo
 from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Effect, End, Send, Transmit
-from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, StopRequested
+from squall.protocol.events import (
+    CopyKnown,
+    Event,
+    FrameArrived,
+    MessageArrived,
+    PeerReached,
+    StopRequested,
+    TimePassed,
+)
 from squall.protocol.frames import Frame
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join
@@ -52,12 +60,12 @@ class Line:
     def __init__(self) -> None:
         self.copied = Copied(Speaker(), NoJournal())
         self.entries = self.last = self.taken = 0
-        self.up = True
+        self.up, self.now = True, 0.0
         self.give(StopRequested("copy"))
         self.give(CopyKnown(BACKUP, 1))
 
     def give(self, event: Event) -> None:
-        for effect in self.copied.on(event, 0.0):
+        for effect in self.copied.on(event, self.now):
             if isinstance(effect, Transmit) and effect.to == BACKUP and type(effect.frame.message) is Entry:
                 self.entries = effect.frame.message.number
             if isinstance(effect, Transmit) and effect.to == PEER and self.up:
@@ -71,13 +79,18 @@ class Line:
     def has(self, entry: int) -> None:
         self.give(FrameArrived(BACKUP, Frame(0, 0, Has(entry))))
 
+    def wait(self) -> None:
+        """Until all is sent again."""
+        self.now += 10.0
+        self.give(TimePassed())
+
     def reach(self) -> None:
         """Another connection, on which all begins that the peer has not acknowledged: it has done so with nothing."""
         self.up, self.last = True, 0
         self.give(PeerReached(PEER))
 
 
-@given(st.lists(st.sampled_from(["say", "say", "has", "break", "reach"]), max_size=30))
+@given(st.lists(st.sampled_from(["say", "say", "has", "break", "reach", "wait"]), max_size=30))
 def test_a_connection_carries_all_in_order_whatever_waits_for_the_backup(plan: list[str]) -> None:
     line, said = Line(), 0
     for step in plan:
@@ -86,6 +99,8 @@ def test_a_connection_carries_all_in_order_whatever_waits_for_the_backup(plan: l
             line.give(StopRequested(str(said)))
         elif step == "has":
             line.has(line.entries // 2 + 1)
+        elif step == "wait":
+            line.wait()
         elif step == "break":
             line.up = False
         elif not line.up:

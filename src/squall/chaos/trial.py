@@ -162,10 +162,12 @@ class Trial:
         self._moved_at = now
 
     def _strike(self, now: float) -> None:
+        before = self._chance.getstate()
         fault = self._chance.choice(self.plan.faults)
         at_s = max(0.0, now - self._began) if not math.isinf(self._began) else 0.0
         injury = bring(fault, self._family, self._chance, at_s, self._machines, self._whole())
-        if injury is None:  # they may be there in a moment
+        if injury is None:  # they may be there in a moment, and what is hit then is what the seed says
+            self._chance.setstate(before)
             self._next_at = now if self._machines is None else now + LOOK_EVERY_S
             return
         self.injuries.append(injury)

@@ -98,29 +98,16 @@ class Copied(Movable):
         ]  # before those that are held
         self._left = [each for each in self._left if not isinstance(each, RECORDED)]
         effects = super()._take(event, now)
-        if type(event) is PeerReached and self._held:
-            lost, effects = self._lost(event.node, effects)
-            released += lost
         if self._backup in self._forgotten:  # it was not whole, and the run goes back
             released += [effect for _, effect in self._held]
             self._alone()
         first = self._enter(event, now, brought) if entered and self._backup is not None else []
         return released + first + self._keep_back(effects)
 
-    def _lost(self, node: Node, effects: list[Effect]) -> tuple[list[Effect], list[Effect]]:
-        """What a connection before may have lost leaves at once; what has not left yet comes behind that, when it may.
-
-        It acknowledges nothing, of which the backup may not have all. Returns it, and the other effects.
-        """
-        held = {each.frame.number for _, each in self._held if isinstance(each, Transmit) and each.to == node}
-        lost: list[Effect] = []
-        others: list[Effect] = []
-        for each in effects:
-            if not (isinstance(each, Transmit) and each.to == node and each.again):
-                others.append(each)
-            elif each.frame.number not in held:
-                lost.append(replace(each, frame=replace(each.frame, seen=0)))
-        return lost, others
+    def _waits(self, sent: Transmit) -> bool:
+        """It has not left yet."""
+        frames = (each for _, each in self._held if isinstance(each, Transmit) and each.to == sent.to)
+        return any(each.frame.number == sent.frame.number for each in frames)
 
     def _of_backup(self, event: Event, now: float) -> bool:
         """It has to do with the backup alone, which need not know of it."""
@@ -203,8 +190,11 @@ class Copied(Movable):
             match effect:
                 case Transmit(frame=Frame(0, message=message)) if message is not None:
                     kept.append(effect)  # it says that this is there, which is so whatever the backup has
-                case Transmit(to=to, payload=payload, again=again) if self._backup is not None and to != self._backup:
-                    if payload is not None and not again:
+                case Transmit(to=to, frame=frame, again=True) if self._backup is not None and to != self._backup:
+                    if not self._waits(effect):  # a connection may have lost it; what waits comes behind it
+                        kept.append(replace(effect, frame=replace(frame, seen=0)))  # the backup may not have it
+                case Transmit(to=to, payload=payload) if self._backup is not None and to != self._backup:
+                    if payload is not None:
                         kept.append(Attach(payload))
                         effect = replace(effect, again=True)
                     self._held.append((self._number, effect))
