@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from squall.cli import main
 from squall.cli.chaos import duration
+from squall.record.rows import EventRow
+from squall.report import Reader
 from tests import deep
 from tests.launchers.processes import FILE
 
@@ -66,7 +69,9 @@ def test_machines_that_are_cut_off_are_lost_and_join_anew(run_dir: Path) -> None
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"machine \d is cut off, for 4 s", ended.stdout)
-    assert re.search(r"machine \d was lost: nothing was heard of it for 2 s", ended.stderr)
+    with closing(Reader(run_dir / "run.sqlite")) as reader:
+        told = [row.text for row in reader.rows(EventRow) if row.kind == "lost"]
+    assert re.search(r"machine \d.*: nothing was heard of it for 2 s", " ".join([ended.stderr, *told]))
     assert re.search(r"squall: machine 3 has joined", ended.stderr)
     assert ended.stdout.endswith("The promises held.\n")
 

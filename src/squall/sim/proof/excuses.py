@@ -21,6 +21,8 @@ def excuses(
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
     late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
+    copying = chaos.deputy and had["backup"] + had["shard"] > 0  # a copy was being made as the coordinator stood still
+    late |= copying and had["Pause"] > 0
     lost = end.reason.startswith(("machine ", FIRST_LOST)) and (silenced or late)
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
     died = 0
