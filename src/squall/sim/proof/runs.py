@@ -20,7 +20,7 @@ from squall.protocol.loop_coordinator import LoopCoordinator
 from squall.protocol.machine import Machine
 from squall.protocol.messages import Evaluate
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.notes import EvaluationAsked, WeightsMeasured
+from squall.protocol.notes import EvaluationAsked, MemberDied, WeightsMeasured
 from squall.protocol.parcels import Parcelled, PartMachine
 from squall.protocol.policy import MachineRoom, Policy
 from squall.protocol.replica import Replica
@@ -79,6 +79,7 @@ class ChaoticRun(ABC):
         self.computed = 0  # computations in earlier lives
         self.best: tuple[float, float] | None = None  # `PhantomHosts.best`, as earlier lives have left it
         self._least = math.inf  # of all losses that were recorded
+        self._moving = False  # the coordinator goes on elsewhere, and has not said so yet
 
     def begin(
         self, now: Callable[[], float], machine: Callable[[Node], int], rooms: tuple[MachineRoom, ...]
@@ -117,7 +118,9 @@ class ChaoticRun(ABC):
                 self._asked = number
             case Transmit(frame=Frame(message=Evaluate(number))) if number != self._asked:
                 raise Broken("I7", f"evaluation {number} is asked for, and the record names {self._asked}")
-        if self.chaos.keeps and isinstance(what, WeightsMeasured) and "loss" in what.values:
+            case MemberDied(node) if node == COORDINATOR and self._moving:  # what was measured before was told before
+                self._moving, self._least = False, math.inf
+        if self.chaos.keeps and not self._moving and isinstance(what, WeightsMeasured) and "loss" in what.values:
             self._least = min(self._least, what.values["loss"])
             told, kept = self.hosts.best or (math.inf, math.inf)
             if told != kept or self._least < kept:
@@ -190,7 +193,9 @@ class ChaoticRun(ABC):
             self.hosts.published += [effect] if isinstance(effect, PublishSnapshot) and published else []
             if published or any(effect is note for note in fresh):
                 self.watch(self.hosts.now(), COORDINATOR, effect)
-        self.hosts.best, self._least = None, math.inf  # the file that was kept is on the other machine
+        self._moving = True
+        if self.hosts.machine(self._coordinator._evaluations.evaluator) == self._coordinator.home:
+            self.hosts.best = None  # the file that was kept is on the machine that was lost
         held.take_again(cast("dict[str, Any]", journal.kept), journal.carried_out)
         journal.keeps = held.keeps
         return linked, held
