@@ -138,8 +138,9 @@ class Deputies:
                 if self._votes.setdefault(deputy, {}).setdefault(node.index, follows) != follows:
                     raise Broken("I25", f"{node} votes twice, and not the same, on {deputy}")
             case FrameArrived(deputy, Frame(message=CopyKept())) if node == COORDINATOR and deputy.role == "deputy":
-                process = world.processes[node].linked
-                self._voters.setdefault(deputy, len(process.machine._placing.rooms))  # type: ignore[union-attr]
+                if (process := world.processes.get(node)) is not None:  # it may have ended with this
+                    rooms = process.linked.machine._placing.rooms  # type: ignore[union-attr]
+                    self._voters.setdefault(deputy, len(rooms))
             case CopyTo(other) if node == COORDINATOR:
                 self._check_parting(world)
                 self._parted |= self._hosts.keys() - {other}
