@@ -60,7 +60,7 @@ class Machines:
 
     def __enter__(self) -> Machines:
         _ip("link", "add", "squall", "type", "bridge")
-        self._made.callback(_ip, "link", "delete", "dev", "squall")
+        self._made.callback(_delete, "squall")
         _ip("addr", "add", f"{NETWORK}.1/24", "dev", "squall")
         _ip("link", "set", "dev", "squall", "up")
         for number in self.numbers:
@@ -69,7 +69,7 @@ class Machines:
             self._holders[number] = holder
             _wait_apart(holder.pid)
             _ip("link", "add", f"machine{number}", "type", "veth", "peer", "name", "net", "netns", str(holder.pid))
-            self._made.callback(_ip, "link", "delete", "dev", f"machine{number}")
+            self._made.callback(_delete, f"machine{number}")
             _ip("link", "set", "dev", f"machine{number}", "master", "squall", "up")
             for words in (
                 ("addr", "add", f"{NETWORK}.{number + 1}/24", "dev", "net"),
@@ -141,6 +141,11 @@ class Machines:
 
 def _ip(*words: str, within: Sequence[str] = ()) -> None:
     subprocess.run([*within, "ip", *words], check=True)
+
+
+def _delete(device: str) -> None:
+    """It may be gone with a machine whose holder Ctrl-C has ended as well."""
+    subprocess.run(["ip", "link", "delete", "dev", device], stderr=subprocess.DEVNULL, check=False)
 
 
 def _network(process: int | str) -> Path:

@@ -168,7 +168,8 @@ class Trial:
         injury = bring(fault, self._family, self._chance, at_s, self._machines, self._whole())
         if injury is None:  # they may be there in a moment, and what is hit then is what the seed says
             self._chance.setstate(before)
-            self._next_at = now if self._machines is None else now + LOOK_EVERY_S
+            if self._machines is not None:  # their record is read for it
+                self._next_at = now + LOOK_EVERY_S
             return
         self.injuries.append(injury)
         lasting = "" if fault.kind == KILL else f", for {self.plan.lasting_s:g} s"
@@ -186,7 +187,8 @@ class Trial:
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
             members = (row for row in reader.rows(MemberRow) if row.node.startswith(("deputy", "backup")))
             newest = {row.node.partition(".")[0]: row.change for row in members}
-            copies, shards = (int(reader.state().get(name) or 0) for name in ("copies", "shards"))
+            state = reader.state()
+            copies, shards = (int(state.get(name) or 0) for name in ("copies", "shards"))
             wanted = ["deputy-0", *(f"backup-{shard}" for shard in range(shards))] if copies > 1 else []
             return all(newest.get(name) == "joined" for name in wanted)
         return False

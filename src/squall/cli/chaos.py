@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-ROLES = ("replica", "shard", "backup", "evaluator", "coordinator", "deputy", "nursery", "loader", "any")
+from squall.chaos.processes import ANY, ROLES
 
 
 def add(commands: Any, arguments: Sequence[str]) -> None:
@@ -26,11 +26,11 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     """Beside, behind or before the file; what is given twice counts where it is given last."""
-    roles = f"one of {', '.join(ROLES)}"
+    roles = (*ROLES, ANY)
     for name, text in (("kill", "kill one of these"), ("pause", "stop one of these for a while (SIGSTOP)")):
         parser.add_argument(
-            f"--{name}", action="append", choices=ROLES, default=argparse.SUPPRESS, metavar="ROLE",
-            help=f"{text}: {roles}",
+            f"--{name}", action="append", choices=roles, default=argparse.SUPPRESS, metavar="ROLE",
+            help=f"{text}: one of {', '.join(roles)}",
         )  # fmt: skip
     parser.add_argument(
         "--fill-disk", action="store_true", default=argparse.SUPPRESS,

@@ -100,13 +100,17 @@ class ShardState:
         """Go on from what another process has left behind so many updates."""
         assert self._numbers is not None
         for name, value in self._numbers.taken_over().items():
-            number, _, key = name.partition(":")
-            if key == _MEAN_SQUARE:
-                self._mean_squares[int(number)] = value
-            else:
-                self.optimizer.state[self.parameters[int(number)]][key] = value
+            self._have(name, value)
         if self.schedule is not None:
             self.schedule.advance(updates)
+
+    def _have(self, name: str, value: Tensor) -> None:
+        """As part of the state."""
+        number, _, key = name.partition(":")
+        if key == _MEAN_SQUARE:
+            self._mean_squares[int(number)] = value
+        else:
+            self.optimizer.state[self.parameters[int(number)]][key] = value
 
     def go_back(self, copy: Copy, updates: int) -> None:
         """Go on from the copy; it is made so many updates old at once, which the schedule counts."""
@@ -127,18 +131,16 @@ class ShardState:
     def take_outline(self, outline: Mapping[str, Tensor]) -> None:
         """Have such a state, of which what belongs to elements comes later. Raises `ValueError` for what is none."""
         assert self._numbers is not None
+        likely = [*map(self._likely, range(len(self.parameters)))]
         for name, value in outline.items():
             number, _, key = name.partition(":")
-            parameter, like = self.parameters[int(number)], self._likely(int(number)).get(key)
+            parameter, like = self.parameters[int(number)], likely[int(number)].get(key)
             if like is not None and (like.dtype, like.shape) != (value.dtype, value.shape):  # kernels do not look
                 raise ValueError(f"{key} of the optimizer is {value.dtype}, {tuple(value.shape)}")
             whole = torch.zeros_like(parameter, dtype=value.dtype) if value.shape == (0,) else value
             if (held := self._numbers.hold(name, whole)) is None:
                 raise ValueError(f"there is no room for {name}")
-            if key == _MEAN_SQUARE:
-                self._mean_squares[int(number)] = held
-            else:
-                self.optimizer.state[parameter][key] = held
+            self._have(name, held)
 
     def _likely(self, number: int) -> dict[str, Tensor]:
         """What a step adds to a parameter's outline, and what is there before."""

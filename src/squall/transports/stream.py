@@ -221,7 +221,7 @@ class Stream:
             raise Foul(f"it sends what is no message: {error}") from error
         self._arrived = head
         views, wanted = self._place(head.frame, head.payload)
-        if sum(view.nbytes for view in views) != head.size and (wanted or views or head.payload is None):
+        if sum(view.nbytes for view in views) != head.size and (wanted or head.payload is None):
             raise Foul(f"it sends {head.size} bytes of numbers for {head.payload}")
         self._left = head.size
         if wanted:

@@ -257,12 +257,11 @@ class Streams:
         self._arrived.append(PeerReached(node))
 
     def _place(self, node: Node, frame: Frame, payload: Payload | None) -> tuple[Views, bool]:
-        """Numbers are taken once: a place may be in use when they come again. A file is made for those that are."""
+        """Numbers are taken once, and have a place then: it may be in use when they come again."""
         wanted = frame.number > self._had[node]
         try:
             self._part.check(node, frame.message, payload)
-            made = payload is not None and payload.kind == "copy"
-            views = () if payload is None or (made and not wanted) else self._part.places(payload, node)
+            views = self._part.places(payload, node) if payload is not None and wanted else ()
         except ValueError as error:
             raise Foul(str(error)) from error
         return views, wanted
