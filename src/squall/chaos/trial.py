@@ -182,8 +182,8 @@ class Trial:
         """All machines are there, and of each shard and the coordinator a copy that can take over, where there are."""
         if self._machines is None:
             return True
-        if len(self._family.of("nursery")) <= len(self._machines.numbers):
-            return False
+        if self._heals or len(self._family.of("nursery")) <= len(self._machines.numbers):
+            return False  # who is cut off lives
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
             members = (row for row in reader.rows(MemberRow) if row.node.startswith(("deputy", "backup")))
             newest = {row.node.partition(".")[0]: row.change for row in members}
