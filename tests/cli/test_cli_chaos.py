@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(flags: tuple[str, ...], says:
 @deep.only
 def test_machines_that_are_cut_off_are_lost_and_join_anew(run_dir: Path) -> None:
     """Each is in a network of its own. It is cut off for longer than a machine may be silent."""
-    flags = ("--cut", "--machines=3", "--every", "6s", "--lasting", "4s", "--seconds", "20", "--snapshot-every-s", "1")
+    flags = ("--cut", "--machines=3", "--every", "6s", "--lasting", "4s", "--seconds", "40", "--snapshot-every-s", "1")
     ended = chaos(run_dir, *flags, "--replicas", "3", "--shards", "2", "--epochs", "100000")
     if "no network of its own can be made here" in ended.stderr:
         pytest.skip(ended.stderr)

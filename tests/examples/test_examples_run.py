@@ -138,7 +138,7 @@ def test_a_model_of_transformers_is_pretrained_saved_and_fine_tuned(tmp_path: Pa
 @deep.only
 def test_a_keras_model_is_trained_and_replayed(tmp_path: Path) -> None:
     """The replay comes to Keras by the kept code, and not by the file that says what Keras computes with."""
-    assert train("keras_digits.py", tmp_path / "run", "--epochs", "8")["metrics"]["accuracy"] > 0.9
+    assert train("keras_digits.py", tmp_path / "run", "--epochs", "16")["metrics"]["accuracy"] > 0.9
     elsewhere = {**os.environ, "KERAS_BACKEND": "jax"}
     ran = squall("replay", "--check", tmp_path / "run", env=elsewhere)
     assert (ran.returncode, "the same, bit for bit" in ran.stdout) == (0, True), ran.stdout + ran.stderr
