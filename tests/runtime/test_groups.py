@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
@@ -61,6 +62,16 @@ class _Work:
         """The number of members."""
         self._group = Group(name, self._directory, members, members.index(os.getpid()))
         return len(self._group.members)
+
+    def connect(self, name: str, members: list[int]) -> int:
+        """Have all connections of a group, and leave it: as who hears of a death before it knows that it has them."""
+        store = FileStore(str(self._directory / f"group-{name}"), len(members))
+        own = members.index(os.getpid())
+        self._left = c10d._new_process_group_helper(
+            len(members), own, [], dist.Backend("gloo"), store, group_name=c10d.GroupName(name),
+            timeout=groups.FOR_EVER,
+        )  # fmt: skip
+        return len(members)
 
     def sum(self, elements: int) -> float:
         assert self._group is not None
@@ -199,6 +210,19 @@ def test_a_member_may_take_longer_for_its_part_than_for_coming(members: Callable
     for (_, other), what in zip(pairs, (("sum", 10), ("receive", 0), ("send", 0))):
         other.tell(*what)
     assert [[member.answer() for member in pair] for pair in pairs] == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_nobody_goes_on_with_a_group_that_another_member_has_left(
+    members: Callable[[int], list[Member]], dies: bool
+) -> None:
+    one, other = members(2)
+    pids = [one.pid, other.pid]
+    one.tell("form", "first", pids)
+    assert told([other], "connect", "first", pids) == [2]
+    if dies:
+        other.process.kill()
+    assert ("a member died" if dies else "a member has not come") in one.answer()
 
 
 def test_a_member_that_lives_and_does_not_come_is_waited_for_so_long(members: Callable[[int], list[Member]]) -> None:

@@ -2,7 +2,8 @@
 
 Gloo tells of a death only those who wait for the dead process itself; others wait for each other until a timeout. So
 whoever has the error shuts all of the group's connections (`Group.cut`), and whoever waits for him has it next. While
-a group forms, Gloo waits for a dead process, too: it does so in a thread, which is left alone then.
+a group forms, Gloo waits for a dead process, too: it does so in a thread, which is left alone then, with connections
+that nobody shuts. So nobody goes on with a group that others may have left like that: all say that they have it, first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import select
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -23,6 +25,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 FORM_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long
+LOOK_EVERY_S = 0.005  # whether all have said that they have it
+DIED, NOT_COME = "a member died while the group formed", "a member has not come to the group"
 FOR_EVER = timedelta(days=365)  # a member may take any time for a step
 
 
@@ -36,9 +40,9 @@ class Group:
         """`own` is this process's place in `members`; `directory` belongs to the user alone, on a disk of them all."""
         self.members, self.own = tuple(members), own
         before = _sockets()
+        store = FileStore(str(directory / f"group-{name}"), len(members))
 
         def form() -> ProcessGroup:
-            store = FileStore(str(directory / f"group-{name}"), len(members))
             group: ProcessGroup
             group, _ = c10d._new_process_group_helper(
                 len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
@@ -48,9 +52,13 @@ class Group:
 
         with _handles(members) as handles:
             self.torch = _while_all_live(form, handles)
-        c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+            c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
+            self._sockets = [entry for entry in _sockets() if entry not in before]
+            store.set(f"has-{own}", "")
+            if why := _lacking(store, [f"has-{rank}" for rank in range(len(members))], handles):
+                self.close()
+                raise RuntimeError(why)
         c10d._set_pg_timeout(FOR_EVER, self.torch)
-        self._sockets = [entry for entry in _sockets() if entry not in before]
 
     def cut(self) -> None:
         """Shut the connections: whoever waits for this process in the group has an error at once."""
@@ -111,11 +119,24 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
         left = not formed
     os.close(over)
     if left:
-        raise RuntimeError("a member died while the group formed" if ready else "a member has not come to the group")
+        raise RuntimeError(DIED if ready else NOT_COME)
     thread.join()  # at once; till then it has the group as well, whose descriptors would outlive `close`
     if isinstance(formed[0], Exception):
         raise formed[0]
     return formed[0]
+
+
+def _lacking(store: FileStore, keys: list[str], handles: Sequence[int]) -> str:
+    """Why not all of these will be in the store; empty when they are."""
+    poll, began = select.poll(), time.monotonic()
+    for handle in handles:
+        poll.register(handle)
+    while not store.check(keys):
+        if poll.poll(LOOK_EVERY_S * 1000):
+            return DIED
+        if time.monotonic() - began > FORM_WITHIN_S:
+            return NOT_COME
+    return ""
 
 
 def _sockets() -> set[tuple[int, int]]:
