@@ -47,10 +47,8 @@ def make_plan(
             f"shard_threads is {settings.shard_threads}: {type(strategy).__name__} forms sums on the shards, whose last"
             " bits depend on it: leave it out"
         )
-    if settings.copies > 1 and (why := _not_copied(recipe, settings)):
+    if settings.copies > 1 and (why := _not_copied(recipe)):
         raise ValueError(f"copies is {settings.copies}, and {why}: leave it out")
-    if settings.copies > 1 and settings.parts > 1:
-        settings = dataclasses.replace(settings, spread_parts=None)
     if settings.least_replicas is not None:
         fits = 1 <= settings.least_replicas <= recipe.replicas
         require("least_replicas", settings.least_replicas, fits, f"from 1 to {recipe.replicas}, as many as there are")
@@ -101,15 +99,13 @@ def _check_parts(recipe: Recipe, settings: Settings, device: str) -> None:
         )
 
 
-def _not_copied(recipe: Recipe, settings: Settings) -> str:
+def _not_copied(recipe: Recipe) -> str:
     """Why nobody holds a shard twice; empty where it goes."""
     if recipe.alone:
         return "SingleProcess is one process"
     if isinstance(recipe.work, Collective):
         return "every member of AllReduce has the weights already"
-    if not isinstance(recipe.work, Loop | BatchMethod):
-        return "there are no shards"
-    return "what parts on several machines push goes to no backup yet" if settings.spread_parts else ""
+    return "" if isinstance(recipe.work, Loop | BatchMethod) else "there are no shards"
 
 
 def _not_in_columns(recipe: Recipe, settings: Settings, device: str) -> str:

@@ -99,11 +99,17 @@ def test_who_joins_behind_a_takeover_finds_the_shard_where_it_is(tmp_path: Path)
         interrupt(found)
 
 
+SPREAD = [
+    ("downpour", ""), ("downpour", "--spread-parts"), ("synchronous", "--spread-parts"),
+    (CORRECTED, "--spread-parts"), ("elastic_averaging", "--spread-parts"),
+]  # fmt: skip
+
+
 @deep.only
-@pytest.mark.parametrize("strategy", ["downpour", "synchronous"])
-def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Path, strategy: str) -> None:
-    """Each lies on one machine."""
-    flags = ("--strategy", strategy, *COPIED, "--parts", "2", "--replicas", "3")
+@pytest.mark.parametrize(("strategy", "spread"), SPREAD)
+def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Path, strategy: str, spread: str) -> None:
+    """Each lies on one machine, or no two parts of one do. Then others take their places, with parts that call it."""
+    flags = ("--strategy", *strategy.split(), *COPIED, "--parts", "2", "--replicas", "3", *spread.split())
     with cluster(tmp_path, 3, *flags, file=Path(str(piped.__file__))) as found:
         wait_whole(found.run)
         lose_a_shard(found)
@@ -195,19 +201,15 @@ def test_a_backup_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "settings", "why"),
+    ("strategy", "why"),
     [
-        (squall.AllReduce(replicas=2), {}, "every member of AllReduce has the weights already"),
-        (
-            squall.Downpour(replicas=2),
-            {"parts": 2, "spread_parts": True, "machines": 2, "listen": "127.0.0.1:0"},
-            "what parts on several machines push goes to no backup yet",
-        ),
+        (squall.AllReduce(replicas=2), "every member of AllReduce has the weights already"),
+        (squall.SingleProcess(), "SingleProcess is one process"),
     ],
 )
-def test_copies_are_refused_where_there_are_none(strategy: Strategy, settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=f"copies is 2, and .*{why}: leave it out"):
-        make_plan(strategy, Settings(copies=2, **settings))
+def test_copies_are_refused_where_there_are_none(strategy: Strategy, why: str) -> None:
+    with pytest.raises(ValueError, match=f"copies is 2, and {why}: leave it out"):
+        make_plan(strategy, Settings(copies=2))
 
 
 @pytest.mark.parametrize("settings", [{"copies": 3}, {"copies": 2, "launcher": "inline"}])

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
 import squall
+from squall.parts.carrying import own_arena
 from squall.parts.shares import shares
 from squall.protocol.effects import End, Payload
 from squall.protocol.nodes import Node
+from squall.runtime import whole
+from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
 from squall.runtime.job import Job
 from squall.runtime.places import Places
@@ -122,3 +125,19 @@ def test_places_of_a_part_are_for_it_and_its_shard_alone() -> None:
         places(payload("gradient", 1, 2), part)
     with pytest.raises(ValueError, match="between"):
         places(payload("gradient", 0, 1), part)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_parts_have_brought_of_a_push_comes_to_the_same_places_elsewhere(split: str) -> None:
+    """And nothing else does: what other parts have of it may lie there already."""
+    how, parts, starts = SPLITS[split]
+    layout, ranges = ranges_of(model_task(how), parts, starts)
+    here, there = (own_arena(Shape(layout.length, 1)) for _ in range(2))
+    here.gradient(0, 0).copy_(torch.arange(layout.length) + 1.0)
+    for shard in range(SHARDS):
+        brought, expected = payload("gradient", shard, 1), torch.zeros(layout.length)
+        whole.Whole(b"", whole.of_pushes(here, ranges, [brought])).lay(there, ranges, shard)
+        for own, target in zip(ranges(brought).of(here.gradient(0, 0)), ranges(brought).of(expected)):
+            target.copy_(own)
+        assert torch.equal(there.gradient(0, 0), expected)
+        there.gradient(0, 0).zero_()

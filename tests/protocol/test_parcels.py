@@ -3,7 +3,7 @@
 import pytest
 
 from squall.protocol.effects import Apply, Effect, Forget, Payload, Send, UseWeights
-from squall.protocol.events import MessageArrived, PushAsked
+from squall.protocol.events import MessageArrived, Moved, PushAsked
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Exchange, Exchanged, Member, Parcel, View
 from squall.protocol.nodes import COORDINATOR, Node, part_nodes
@@ -99,6 +99,50 @@ def test_who_pushes_again_before_the_last_push_is_whole_is_refused() -> None:
     tell(shard, R0, whole_push(1))
     with pytest.raises(Refusal, match="pushes again"):
         shard.on(MessageArrived(R0, whole_push(2)), 0.0)
+
+
+def lying(shard: Parcelled) -> set[tuple[Node, int, int]]:
+    """Whose, of which clock, and which part."""
+    return {(each.owner, each.clock, each.part) for each in shard.waiting}
+
+
+def test_what_parts_have_brought_waits_until_it_is_applied() -> None:
+    """A backup that begins then is given it: what has come of a push, and then all of that, part by part."""
+    shard = Parcelled(shard_of(R0, R1, gather="mean"), PARTS, (SECOND, THIRD))
+    tell(shard, THIRD, Parcel(1, 0))
+    assert lying(shard) == {(R0, 1, 2)}
+    tell(shard, R0, whole_push(1))
+    assert lying(shard) == {(R0, 1, 2), (R0, 1, 0)}
+    tell(shard, SECOND, Parcel(1, 0))
+    assert lying(shard) == {(R0, 1, part) for part in range(PARTS)}
+    tell(shard, SECOND, Parcel(2, 1))  # of its next push, as far as this knows
+    assert len(shard.waiting) == len(lying(shard)) == PARTS + 1
+    assert "Apply" in kinds(tell(shard, R1, push(1)))
+    assert lying(shard) == {(R0, 2, 1)}
+
+
+def test_each_part_brings_its_own_numbers() -> None:
+    shard = parcelled()
+    assert shard.brings(THIRD, Parcel(1, 0)) == Payload("gradient", R0, 0, 1, 0, part=2)
+    assert shard.brings(R0, whole_push(1)) == Payload("gradient", R0, 0, 1, 0, part=0)
+    assert shard.brings(R1, push(1)) == Payload("gradient", R1, 0, 1, 0)
+    assert shard.brings(part_nodes(R1, PARTS)[0], Parcel(1, 0)) is None, "it has none"
+    assert shard.brings(R0, Exchange(0, -1, 1)) is None
+
+
+def test_a_shard_that_goes_on_elsewhere_hears_those_alone_that_begin_then() -> None:
+    """The others' parts call it where it was."""
+    shard, later = parcelled(), Node("replica", 2)
+    for part in part_nodes(later, PARTS):
+        tell(shard, COORDINATOR, Placed(part, 1))
+    tell(shard, R0, whole_push(1))
+    effects = shard.on(Moved(), 0.0)
+    assert [effect.node for effect in effects if isinstance(effect, Forget)] == [R0, SECOND, THIRD]
+    assert not tell(shard, SECOND, Parcel(1, 0))
+    assert not tell(shard, THIRD, Parcel(1, 0))
+    tell(shard, COORDINATOR, View(2, (Member(1, 0, 0), Member(2, 0, 0))))
+    assert not tell(shard, later, whole_push(1))
+    assert shard.held
 
 
 def test_portions_wait_for_parcels_as_well() -> None:

@@ -204,9 +204,11 @@ def test_a_piece_that_is_none_is_refused(how: str, tmp_path: Path, monkeypatch: 
     [
         ("outline.0:exp_avg", torch.zeros(1)),  # into which a kernel would write all elements
         ("outline.0:step", torch.zeros(3)),
-        ("gradient.0.-1", None),
-        ("gradient.9.0", None),
-        ("gradient.0.0", torch.zeros(1)),
+        ("gradient.0.-1.-1", None),
+        ("gradient.9.0.-1", None),
+        ("gradient.0.0.-1", torch.zeros(1)),
+        ("gradient.0.0.1", torch.zeros(1)),  # of a part, and there are none
+        ("gradient.0", None),
     ],
 )
 def test_what_has_no_place_in_a_backup_is_refused(

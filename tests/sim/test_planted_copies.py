@@ -9,17 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from squall.protocol.apart import Apart
 from squall.protocol.backup import Backup
 from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
 from squall.protocol.copy_messages import CopyKept
-from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Send, StartMember, Transmit
+from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Payload, Send, StartMember, Transmit
 from squall.protocol.events import Event
 from squall.protocol.machine_staffing import MachineStaffing
+from squall.protocol.messages import Parcel
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine
 from squall.protocol.nursery_messages import StartProcess
+from squall.protocol.parcels import Parcelled
 from squall.protocol.snapshot_rounds import SnapshotRounds
+from squall.protocol.staffing import Staffing
 from squall.protocol.succession import Journaled
 from squall.sim.proof.backed import backed
 from squall.sim.proof.phantoms import ShardPhantom
@@ -111,7 +115,7 @@ def test_a_planted_fault_of_copies_is_caught(name: str, monkeypatch: pytest.Monk
 OF_VECTORS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 30, "I23"),
     "a backup combines no vectors": Planted(left_out(CalculateVectors), 30, "I23 I6"),
-    "a backup adds no gradients": Planted(left_out(AddPortions), 30, "I23 I6"),
+    "a backup adds no gradients": Planted(left_out(AddPortions), 30, "I23 I6 I4"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 30, "I6"),
 }
 
@@ -135,12 +139,38 @@ def test_a_planted_fault_of_copies_that_correct_is_caught(name: str, monkeypatch
     catch(OF_CORRECTIONS[name], monkeypatch, (world for world in worlds if world.machines > 1))
 
 
+def of_no_part(original: Any, shard: Parcelled, sender: Node, message: Any) -> Payload | None:
+    return None if isinstance(message, Parcel) else original(shard, sender, message)
+
+
+def as_of_the_first(original: Any, copied: Copied, payload: Payload) -> bool:
+    return payload.owner in copied._beside
+
+
+def where_they_were(original: Any, apart: Apart, node: Node, address: str, shards: Any) -> list[Effect]:
+    return list(original(apart, node, address, ()))
+
+
+OF_PARTS = {
+    "what parts bring does not travel to backups": Planted(wrapped(Parcelled, "brings", of_no_part), 60, "I6"),
+    "what a part has brought lies on its machine": Planted(wrapped(Copied, "_lies_beside", as_of_the_first), 60, "I6"),
+    "parts that start call a shard where it was": Planted(wrapped(Apart, "start", where_they_were), 60, "I5"),
+    "parts that are there call a shard where it was": Planted(
+        wrapped(Staffing, "_renew_apart", lambda *given: None), 60, "I5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", deep.sweep(list(OF_PARTS), 1))
+def test_a_planted_fault_of_copies_with_parts_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(OF_PARTS[name], monkeypatch, (world for world in map(backed, itertools.count()) if world.parts > 1))
+
+
 FOUND = {
     "a shard that had refused a process was believed on another machine": (
         rebuilt(668, kind="copies", faults=[8], replicas=2, examples=7, epochs=1, machines=2),
         wrapped(MachineStaffing, "_on_machine_lost", everybody_believed), "I5"),
     "answers that were held did not know what was lost": (
-        rebuilt(759, kind="copies", faults=[0, 3, 4], examples=13, epochs=1, machines=1),
+        rebuilt(759, kind="copies", faults=[1, 6, 7], examples=13, epochs=1, machines=1, parts=1),
         lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),
 }  # fmt: skip
 

@@ -32,20 +32,20 @@ def at_once(original: Any, apart: Apart, slot: int) -> bool:
     return False
 
 
-def not_told(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
-    return [send for send in original(apart, node, address) if not isinstance(send.message, PartsPlaced)]
+def not_told(original: Any, apart: Apart, *given: Any) -> list[Effect]:
+    return [send for send in original(apart, *given) if not isinstance(send.message, PartsPlaced)]
 
 
-def told_of_the_machine_beside(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
-    first, *starts = original(apart, node, address) or [None]
+def told_of_the_machine_beside(original: Any, apart: Apart, node: Node, *given: Any) -> list[Effect]:
+    first, *starts = original(apart, node, *given) or [None]
     if first is None:
         return []
     places = tuple(PartPlace(place.node, place.machine + 1) for place in first.message.places)
     return [Send(node, PartsPlaced(places)), *starts]
 
 
-def to_call_another_machine(original: Any, apart: Apart, node: Node, address: str) -> list[Effect]:
-    sends = original(apart, node, address)
+def to_call_another_machine(original: Any, apart: Apart, *given: Any) -> list[Effect]:
+    sends = original(apart, *given)
     for i, send in enumerate(sends):
         if isinstance(send.message, StartProcess):
             first = msgspec.structs.replace(send.message.first, machine=send.message.first.machine + 1)

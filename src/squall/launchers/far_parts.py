@@ -88,6 +88,9 @@ def run_far_part(job: Job, node: Node, tell: Tell, connect: Connect) -> None:
     """
     first = job.first
     assert first is not None
+    assert job.site is not None
+    for shard in first.shards:
+        job.site.moved(shard.node, shard.machine, job.site.called(shard.address))
     count = job.plan.settings.parts
     part, replica = node.index % count, whole(node, count)
     setproctitle(f"squall replica {replica.index} part {part} of {job.directory.name}")

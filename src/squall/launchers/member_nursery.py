@@ -134,7 +134,7 @@ class MemberNursery(Nursery):
             self._line.admit(placed)
         self._bell = self._bell or Doorbell(Node("nursery", self._machine), self._sockets)
         for child in self._children.values():  # one that starts hears no bell yet
-            if child.node != COORDINATOR and child.told != placed:
+            if child.node != COORDINATOR and child.node.role != "part" and child.told != placed:
                 child.told = placed if self._bell.ring(child.node, encode(Frame(0, 0, placed))) else None
 
     def _replace(self, node: Node, ends: Node | None = None) -> None:

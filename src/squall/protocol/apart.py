@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from squall.protocol import notes
 from squall.protocol.effects import Effect, Send
 from squall.protocol.nodes import Node
-from squall.protocol.nursery_messages import KillProcess, PartPlace, PartsPlaced, StartProcess
+from squall.protocol.nursery_messages import KillProcess, PartPlace, PartsPlaced, Placed, StartProcess
 from squall.protocol.placing import Placing
 
 ENDS_WITHIN_S = 10.0  # a process that is killed: after that the user is told of it
@@ -29,11 +29,11 @@ class Apart:
         """What the replica's own nursery is told as it starts; None where all of it lies together."""
         return PartPlace(node, self._placing.on[node]) if self._placing.apart(node) else None
 
-    def start(self, node: Node, address: str) -> list[Effect]:
-        """The first part is ready: the others, if there are any elsewhere, call it."""
+    def start(self, node: Node, address: str, shards: tuple[Placed, ...]) -> list[Effect]:
+        """The first part is ready: the others, if there are any elsewhere, call it, and shards where these are now."""
         if not (apart := self._placing.apart(node)):
             return []
-        first = PartPlace(node, self._placing.on[node], address)
+        first = PartPlace(node, self._placing.on[node], address, shards)
         starts = [Send(Node("nursery", at), StartProcess(part, first)) for part, at in apart.items()]
         return [Send(node, PartsPlaced(tuple(PartPlace(part, at) for part, at in apart.items()))), *starts]
 

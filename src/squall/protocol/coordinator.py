@@ -197,7 +197,7 @@ class Coordinator(DeputyStaffing):
         elif self.phase is not Phase.RUNNING:
             effects.append(Send(node, Stop()))
         else:
-            effects += self._apart.start(node, message.address)
+            effects += self._apart.start(node, message.address, self._copies.moved)
             self._joins[node] = None
             self._admit(effects)
 

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
 from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
 from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, TimePassed, pack
-from squall.protocol.frames import LOST, Frame
+from squall.protocol.frames import LOST, Frame, Message
 from squall.protocol.machine import Machine, Refusal
-from squall.protocol.messages import Exchange
 from squall.protocol.moved import Movable
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
-from squall.protocol.sandblaster.messages import PushPortions
 from squall.protocol.succession import Journal, less
 
 RECORDED = (Note, PublishSnapshot)
@@ -56,6 +55,18 @@ class CopyMore(Effect, frozen=True, gc=False):
 
     backup: Node
     number: int
+
+
+@runtime_checkable
+class Pushed(Protocol):
+    """A machine to which others push."""
+
+    @property
+    def waiting(self) -> Sequence[Payload]:
+        """What was pushed, and is not applied yet."""
+
+    def brings(self, sender: Node, message: Message) -> Payload | None:
+        """The numbers of a push, where the message is one."""
 
 
 class Copied(Movable):
@@ -164,13 +175,16 @@ class Copied(Movable):
 
     def _brought(self, event: Event) -> Payload | None:
         """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
-        if self._backup is None or type(event) is not FrameArrived or event.sender in self._beside:
+        if self._backup is None or type(event) is not FrameArrived or (message := event.frame.message) is None:
             return None
-        match event.frame.message:
-            case Exchange(clock=clock, gradient=buffer) | PushPortions(clock=clock, buffer=buffer):
-                if buffer >= 0 and self.takes(event.sender, event.frame.number):
-                    return Payload("gradient", event.sender, buffer, clock, self.machine.node.index)
-        return None
+        if not isinstance(self.machine, Pushed) or not self.takes(event.sender, event.frame.number):
+            return None
+        payload = self.machine.brings(event.sender, message)
+        return None if payload is None or self._lies_beside(payload) else payload
+
+    def _lies_beside(self, payload: Payload) -> bool:
+        """On the backup's machine; another part than the first has buffers of its own."""
+        return payload.owner in self._beside and payload.part <= 0
 
     def _hand_over(self, event: Event, now: float, effects: list[Effect]) -> None:
         if type(event) is MessageArrived and type(event.message) is Has:
@@ -240,6 +254,6 @@ class Copied(Movable):
         self._backup, self._where, self._beside = asked.backup, asked.machine, set(asked.beside)
         self._number = self._part = 1
         self._queued = deque()
-        pushes: Sequence[Payload] = getattr(self.machine, "waiting", ())
-        waiting = tuple(each for each in pushes if each.owner not in self._beside)
+        pushes = self.machine.waiting if isinstance(self.machine, Pushed) else ()
+        waiting = tuple(each for each in pushes if not self._lies_beside(each))
         return [*effects, replace(asked, state=state, waiting=waiting, number=self._part)]

@@ -26,7 +26,7 @@ class Copies:
         self._placing, self._several = placing, bool(policy.rooms)
         self._there: dict[Node, _Backup] = {}  # by shard
         self._warned = False
-        self._moved: dict[Node, Placed] = {}  # shards that are not where they began
+        self._moved: dict[Node, Placed] = {}
 
     @property
     def unready(self) -> list[Node]:
@@ -82,10 +82,11 @@ class Copies:
         self._placing.on[shard] = placed.machine
         return backup.node, placed
 
-    def moved(self, shard: Node) -> bool:
-        """It is not where it began."""
-        return shard in self._moved
+    @property
+    def moved(self) -> tuple[Placed, ...]:
+        """Shards that are not where they began."""
+        return tuple(self._moved.values())
 
     def told(self, node: Node) -> list[Effect]:
         """Where shards are called, to a process that has just come."""
-        return [Send(node, placed) for placed in self._moved.values()] if self._several else []
+        return [Send(node, placed) for placed in self.moved] if self._several else []

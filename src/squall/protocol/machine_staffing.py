@@ -94,7 +94,8 @@ class MachineStaffing(Staffing):
         machine, text = accused, f"{node} was refused: {why}"
         if accused == self.home != accuser:
             machine, text = accuser, f"{speaker} refused {node}: {why}"
-        if machine == self.home and self._copies.moved(speaker) and node in self._placing.on:
+        moved = speaker in {placed.node for placed in self._copies.moved}
+        if machine == self.home and moved and node in self._placing.on:
             effects.append(Send(Node("nursery", self.home), KillProcess(node)))
         elif machine == self.home:
             self._fail(text, effects)
@@ -126,6 +127,7 @@ class MachineStaffing(Staffing):
                     self._replacing.stood(self._placing.whole(node), stood_s)
                 if torn and self._placing.on.get(node) == machine and self._copies.can_take_over(node):
                     self._take_over(node, why, now, effects)
+                    self._renew_apart([node], now, effects)
                 else:
                     self._on_process_lost(machine, node, why, now, effects)
             case ProcessStuck(node, why):
@@ -205,14 +207,15 @@ class MachineStaffing(Staffing):
             effects += [notes.MemberDied(node, text) for node in shards]
             self._go_back(f"{text}; it had {_shards(nodes)}", effects, gone)
             return
-        for shard in shards:
-            self._take_over(shard, text, now, effects)
         lost = [node for node in dict.fromkeys(map(self._placing.whole, nodes)) if node not in shards]
         for node in lost:  # before anybody starts in their places
             effects += self._apart.end(node, elsewhere[node], now)
+        for shard in shards:
+            self._take_over(shard, text, now, effects)
         for node in lost:
             self._on_lost(node, text, now, effects, blameless=True)
         self._on_ended(self._apart.ending_on(machine), machine, now, effects)
+        self._renew_apart(shards, now, effects)
         self._renew_deputy(f"machine {machine} was lost", now, effects)
 
     def _on_leaving(self, machine: int, why: str, now: float, effects: list[Effect]) -> None:
@@ -241,9 +244,8 @@ class MachineStaffing(Staffing):
         for shard in shards:
             self._take_over(shard, "", now, effects)
             effects.append(Send(Node("nursery", machine), KillProcess(shard)))
-        for node in nodes:
-            if node in shards:
-                continue
+        self._renew_apart(shards, now, effects)
+        for node in dict.fromkeys(map(self._placing.whole, self._placing.there(machine))):
             if node in self.members.live:
                 self._release(node, effects)
             elif node.role == "backup":

@@ -10,12 +10,27 @@ from squall.protocol.messages import Address, Count, Seconds, Struct
 from squall.protocol.nodes import Node
 
 
-class PartPlace(Struct, frozen=True, array_like=True, gc=False):
-    """Where a part of a replica is. `address` is where the others call it, if it is known yet."""
+class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
+    """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one.
+
+    To others, of a shard or the coordinator: it goes on on that machine, and is called there; so is a deputy.
+    """
 
     node: Node
     machine: Count
     address: Address = ""
+
+
+class PartPlace(Struct, frozen=True, array_like=True, gc=False):
+    """Where a part of a replica is. `address` is where the others call it, if it is known yet.
+
+    To another part as it starts: with the `shards` that are not where they began.
+    """
+
+    node: Node
+    machine: Count
+    address: Address = ""
+    shards: tuple[Placed, ...] = ()
 
 
 class StartProcess(Struct, frozen=True, tag="start", array_like=True, gc=False):
@@ -114,17 +129,6 @@ class Activity(Struct, frozen=True, tag="activity", array_like=True, gc=False):
     """What the processes on the nursery's machine have done since the last time: for the record."""
 
     spent: Annotated[tuple[Spent, ...], msgspec.Meta(max_length=1 << 16)]
-
-
-class Placed(Struct, frozen=True, tag="placed", array_like=True, gc=False):
-    """To a shard: this process starts on that machine. Whoever has its name elsewhere is another one.
-
-    To others, of a shard or the coordinator: it goes on on that machine, and is called there; so is a deputy.
-    """
-
-    node: Node
-    machine: Count
-    address: Address = ""
 
 
 class Leads(Struct, frozen=True, tag="leads", array_like=True, gc=False):

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from squall.protocol.effects import Effect, Forget, Payload, Send, UseWeights
-from squall.protocol.events import Event, MessageArrived, PushAsked, Started
+from squall.protocol.events import Event, MessageArrived, Moved, PushAsked, Started
 from squall.protocol.frames import Message
 from squall.protocol.machine import Awaiting, Refusal
 from squall.protocol.messages import Exchange, Parcel
-from squall.protocol.nodes import Node, part_nodes, shard_nodes, whole
+from squall.protocol.nodes import Node, part_nodes, replica_node, shard_nodes, whole
 from squall.protocol.nursery_messages import Placed
 from squall.protocol.sandblaster.messages import PushPortions
 from squall.protocol.shard_duties import ShardDuties
@@ -71,9 +71,49 @@ class Parcelled:
                         raise Refusal("it pushes again before its last push is answered")
                     self._held[sender] = push
                     return []
+                self._pass_on(sender, push)
             case MessageArrived(_, Placed(node)) if node.role == "part":
                 return [*self._drop_those_before(node), *self.machine.on(event, now)]
+            case Moved():
+                return [*self._drop_shown(), *self.machine.on(event, now)]
         return self._outgoing(self.machine.on(event, now))
+
+    def brings(self, sender: Node, message: Message) -> Payload | None:
+        """What one part has of a push."""
+        if type(message) is Parcel:
+            replica = whole(sender, self._parts)
+            return self._parcel(replica, sender, message) if replica in self._brought else None
+        found = self.machine.brings(sender, message)
+        return replace(found, part=0) if found is not None and sender in self._brought else found
+
+    @property
+    def waiting(self) -> list[Payload]:
+        """What parts have brought, and is not applied yet."""
+        found = []
+        for each in self.machine.waiting:
+            parts = self._parts if each.owner in self._brought else 0
+            found += [replace(each, part=part) for part in range(parts)] or [each]
+        for replica, brought in self._brought.items():
+            found += [self._parcel(replica, part, parcel) for part, parcel in brought.items() if parcel is not None]
+        pushes = [self.brings(*held) for held in self._held.items()]
+        return [*found, *(each for each in pushes if each is not None)]
+
+    def _parcel(self, replica: Node, part: Node, parcel: Parcel) -> Payload:
+        number = part.index % self._parts
+        return Payload("gradient", replica, parcel.buffer, parcel.clock, self.node.index, part=number)
+
+    def _drop_shown(self) -> list[Effect]:
+        """Where this goes on their other parts do not call it: others take the places of all that a view has shown."""
+        gone = [node for node in self._brought if node in self._shown]
+        return [effect for node in gone for effect in (Forget(node), *self._drop(node))]
+
+    def _drop(self, replica: Node) -> list[Effect]:
+        self._held.pop(replica, None)
+        return [Forget(part) for part in self._brought.pop(replica, ())]
+
+    @property
+    def _shown(self) -> set[Node]:
+        return {replica_node(each.slot, each.incarnation) for each in self.machine.view.members}
 
     def _admit(self, part: Node) -> None:
         replica = whole(part, self._parts)
@@ -82,15 +122,11 @@ class Parcelled:
     def _drop_those_before(self, part: Node) -> list[Effect]:
         """Of replicas in its slot that no view has shown, and none will."""
         self._admit(part)
-        replica, shown = whole(part, self._parts), self.machine.view.members
+        replica, shown = whole(part, self._parts), self._shown
         dropped = [
-            node for node in self._brought
-            if node.index == replica.index and node < replica
-            and all((node.index, node.incarnation) != (each.slot, each.incarnation) for each in shown)
-        ]  # fmt: skip
-        for node in dropped:
-            self._held.pop(node, None)
-        return [Forget(each) for node in dropped for each in self._brought.pop(node)]
+            node for node in self._brought if node.index == replica.index and node < replica and node not in shown
+        ]
+        return [forget for node in dropped for forget in self._drop(node)]
 
     def _on_parcel(self, part: Node, parcel: Parcel, now: float) -> list[Effect]:
         replica = whole(part, self._parts)
@@ -102,6 +138,7 @@ class Parcelled:
         if push is None or self._lacks(replica, push):
             return []
         del self._held[replica]
+        self._pass_on(replica, push)
         try:
             return self._outgoing(self.machine.on(MessageArrived(replica, push), now))
         except Refusal as refusal:
@@ -109,14 +146,13 @@ class Parcelled:
 
     def _lacks(self, replica: Node, push: Message) -> bool:
         """Whether a part has not brought its own of that yet."""
-        match push:
-            case Exchange(clock, buffer, batches=batches) if buffer >= 0 and batches:
-                parcel = Parcel(clock, buffer)
-            case PushPortions(_, buffer, _, clock):
-                parcel = Parcel(clock, buffer)
-            case _:
-                return False
-        return any(brought != parcel for brought in self._brought[replica].values())
+        parcel = _parcel_of(push)
+        return parcel is not None and any(brought != parcel for brought in self._brought[replica].values())
+
+    def _pass_on(self, replica: Node, push: Message) -> None:
+        """What its parts have brought is the machine's now."""
+        parcel, brought = _parcel_of(push), self._brought[replica]
+        self._brought[replica] = {part: None if each == parcel else each for part, each in brought.items()}
 
     def _outgoing(self, effects: list[Effect]) -> list[Effect]:
         """The machine's effects, with the parcels that go along."""
@@ -132,10 +168,19 @@ class Parcelled:
                     found.append(Send(to, message, replace(payload, part=0)))
                     continue
                 case Forget(node):
-                    self._held.pop(node, None)
-                    found += map(Forget, self._brought.pop(node, ()))
+                    found += self._drop(node)
             found.append(effect)
         return found
+
+
+def _parcel_of(push: Message) -> Parcel | None:
+    """What the other parts bring of it; None where that is nothing."""
+    match push:
+        case Exchange(clock, buffer, batches=batches) if buffer >= 0 and batches:
+            return Parcel(clock, buffer)
+        case PushPortions(_, buffer, _, clock):
+            return Parcel(clock, buffer)
+    return None
 
 
 class PartMachine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,6 +11,7 @@ from squall.protocol.copied import CopyTo
 from squall.protocol.copy_messages import KeepCopy
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, Moved, SnapshotWritten, Started, TimePassed
+from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     PIECE_BYTES,
@@ -63,6 +65,11 @@ class ShardDuties(ABC):
 
     wake_at: float | None = None
 
+    @property
+    def waiting(self) -> Sequence[Payload]:
+        """What was pushed, and is not applied yet."""
+        return ()
+
     def __init__(self, index: int, version: int, examples: int) -> None:
         self.node = Node("shard", index)
         self.version = version  # updates applied, or steps accepted
@@ -82,6 +89,12 @@ class ShardDuties(ABC):
     @abstractmethod
     def _progress(self) -> tuple[Cover, ...]:
         """What a snapshot of now would have of the live leases."""
+
+    def brings(self, sender: Node, message: Message) -> Payload | None:
+        """The numbers of a push."""
+        if type(message) is Exchange and message.gradient >= 0:
+            return Payload("gradient", sender, message.gradient, message.clock, self.node.index)
+        return None
 
     def _on_duty(self, event: Event, now: float, effects: list[Effect]) -> None:
         match event:

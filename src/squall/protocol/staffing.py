@@ -101,6 +101,15 @@ class Staffing(Closing):
         self._replacing.replace(backup, now, at_once=True)
         self._start_due(now, effects)
 
+    def _renew_apart(self, shards: list[Node], now: float, effects: list[Effect]) -> None:
+        """Other processes in the places of replicas whose parts, elsewhere, call these shards where they were."""
+        names = " and ".join(f"shard {shard.index}" for shard in shards)
+        joined = [*self.members.live, *self._joins]  # the parts of others are still to start
+        apart = [node for node in joined if self._placing.apart(node)] if shards else []
+        for node in apart:
+            effects += self._apart.end(node, {node: self._placing.on[node]}, now)
+            self._on_lost(node, f"its parts call {names} elsewhere", now, effects, blameless=True)
+
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool) -> None:
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
         hopeless = not blameless and self._replacing.lost(node, now, however_late=ends) >= LOST_IN_A_ROW

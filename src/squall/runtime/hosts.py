@@ -139,10 +139,10 @@ class ShardHost(Host):
     @classmethod
     def of_copy(cls, job: Job, index: int, found: whole.Whole) -> ShardHost:
         """Of a backup, to which a shard has given this first."""
-        legacy, (start, stop) = job.legacies[index], job.layout.shard_range(index, job.recipe.shards)
+        legacy = job.legacies[index]
         legacy.numbers.begin_behind(found.updates - (0 if job.restored is None else job.restored.updates))
         if legacy.weights is None:
-            found.lay(job.arena, start, stop)
+            found.lay(job.arena, job.ranges, index)
         host = cls(job, index, goes_back=False)
         host.store.take_outline(found.outline)
         return host
@@ -197,7 +197,8 @@ class ShardHost(Host):
         numbers = self._legacy.numbers
         if numbers.lacking:
             raise ProcessLost(f"shard {self._index} has an optimizer whose state cannot be copied: leave copies out")
-        return {**whole.of_machine(state), **whole.of_shard(self.store, self._before + numbers.updates, waiting)}
+        pushes = whole.of_pushes(self.store.arena, self._ranges, waiting)
+        return {**whole.of_machine(state), **whole.of_shard(self.store, self._before + numbers.updates), **pushes}
 
     def _pack(self, backup: Node, number: int, tensors: dict[str, Tensor], last: bool) -> CopyKnown:
         assert self._scratch is not None

@@ -224,9 +224,12 @@ class VectorHost(Host):
     @classmethod
     def of_copy(cls, job: Job, index: int, found: whole.Whole) -> VectorHost:
         """Of a backup, to which a shard has given this."""
-        memory = job.legacies[index].vectors
+        legacy = job.legacies[index]
+        memory = legacy.vectors
         assert memory is not None
         torch.frombuffer(memory, dtype=torch.uint8).copy_(found.tensors["vectors"])
+        if legacy.weights is None:
+            found.lay(job.arena, job.ranges, index)
         return cls(job, index, copied=True)
 
     def attach(self, payload: Payload) -> None:
@@ -239,8 +242,10 @@ class VectorHost(Host):
                 return VectorsCalculated(calculation.number, self.store.calculate(calculation))
             case AddPortions(owner, buffer, _, number):
                 self.store.add(owner.index, buffer, number)
-            case CopyTo(backup, state=state, number=number):
-                return self._pack(backup, number, state) if backup is not None else None
+            case CopyTo(Node() as backup, _, _, state, waiting, number):
+                return self._pack(backup, number, whole.of_machine(state) | self._pushes(waiting))
+            case CopyTo():
+                pass
             case WriteSnapshot(number):
                 return self._snapshots.write_shard(number, self._index, self._shards, self.store)
             case End():
@@ -249,8 +254,12 @@ class VectorHost(Host):
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
 
-    def _pack(self, backup: Node, number: int, state: bytes) -> CopyKnown:
+    def _pushes(self, waiting: Sequence[Payload]) -> dict[str, Tensor]:
+        """What parts have brought of one, whose replica has not."""
+        return whole.of_pushes(self.store.arena, self._ranges, waiting)
+
+    def _pack(self, backup: Node, number: int, tensors: dict[str, Tensor]) -> CopyKnown:
         assert self._scratch is not None
         store = self.store
         most = whole.bytes_at_most(store.stop - store.start, store.arena.shape)
-        return whole.packed(self._scratch, backup, number, {**whole.of_machine(state), "vectors": store.image}, most)
+        return whole.packed(self._scratch, backup, number, {**tensors, "vectors": store.image}, most)

@@ -6,7 +6,8 @@ The first one has
     vectors      uint8, the memory of those of Sandblaster (`runtime.vectors`), of which nothing follows; else there are
     updates      int64 [1], that the optimizer has made
     outline.0:x  the optimizer's state; what belongs to elements has none of them yet (`Store.outline`)
-    gradient.1.0 float32 [shard elements], what waits in a buffer of a replica's slot, and the same of others
+    gradient.1.0.-1  float32 [elements], what waits in a buffer of a replica's slot: all of the shard's range (-1), or
+                 what a part has of it; and the same of others
 
 and each that follows some of the elements, as they are then (`Store.piece`):
 
@@ -40,6 +41,7 @@ from squall.protocol.effects import Payload
 from squall.protocol.events import CopyKnown
 from squall.protocol.nodes import Node
 from squall.runtime.arena import Arena, Shape
+from squall.runtime.ranges import Ranges
 from squall.runtime.store import Store
 
 BESIDE_BYTES = 1 << 26  # at most, beside numbers: the state, names, and where the tensors are
@@ -84,14 +86,19 @@ def of_machine(state: bytes) -> dict[str, Tensor]:
     return {"state": torch.frombuffer(bytearray(state), dtype=torch.uint8)}
 
 
-def of_shard(store: Store, updates: int, lying: Iterable[Payload]) -> dict[str, Tensor]:
-    """In the first file of a shard, whose optimizer has made so many updates. `lying`: pushes that wait."""
-    tensors = {"updates": torch.tensor([updates])}
-    tensors |= {f"outline.{name}": value for name, value in store.outline().items()}
-    for each in lying:
-        name = f"{each.kind}.{each.slot}.{each.buffer}"
-        tensors[name] = store.arena.gradient(each.slot, each.buffer)[store.start : store.stop].clone()
-    return tensors
+def of_shard(store: Store, updates: int) -> dict[str, Tensor]:
+    """In the first file of a shard, whose optimizer has made so many updates."""
+    outline = {f"outline.{name}": value for name, value in store.outline().items()}
+    return {"updates": torch.tensor([updates]), **outline}
+
+
+def of_pushes(arena: Arena, ranges: Ranges, waiting: Iterable[Payload]) -> dict[str, Tensor]:
+    """In the first file of every shard: pushes that wait, or what parts have brought of one."""
+    found = {}
+    for each in waiting:
+        there = [rows.reshape(-1) for rows in ranges(each).of(arena.gradient(each.slot, each.buffer))]
+        found[f"gradient.{each.slot}.{each.buffer}.{each.part}"] = torch.cat(there) if there else torch.empty(0)
+    return found
 
 
 def of_piece(store: Store, start: int, stop: int) -> dict[str, Tensor]:
@@ -114,16 +121,20 @@ class Whole(NamedTuple):
         of_outline = (name.partition(".") for name in self.tensors)
         return {rest: self.tensors[f"{kind}.{rest}"] for kind, _, rest in of_outline if kind == "outline"}
 
-    def lay(self, arena: Arena, start: int, stop: int) -> None:
-        """Into the arena of another machine. Raises `ValueError` for what has no place there."""
+    def lay(self, arena: Arena, ranges: Ranges, shard: int) -> None:
+        """Its pushes, into the arena of another machine. Raises `ValueError` for what has no place there."""
         for name, value in self.tensors.items():
             kind, _, place = name.partition(".")
-            if kind == "gradient":
-                slot, buffer = map(int, place.split("."))
-                fits = 0 <= slot < arena.shape.replicas and 0 <= buffer < arena.shape.gradients
-                if not fits or (value.dtype, value.shape) != (torch.float32, (stop - start,)):
-                    raise ValueError(f"there is no place for {name}")
-                arena.gradient(slot, buffer)[start:stop].copy_(value)
+            if kind != "gradient":
+                continue
+            slot, buffer, part = map(int, place.split("."))
+            some = ranges(Payload("gradient", Node("replica", slot), buffer, 0, shard, part=part))
+            fits = 0 <= slot < arena.shape.replicas and 0 <= buffer < arena.shape.gradients
+            if not fits or (value.dtype, value.shape) != (torch.float32, (some.count,)):
+                raise ValueError(f"there is no place for {name}")
+            rows = some.of(arena.gradient(slot, buffer))
+            for there, came in zip(rows, value.split([row.numel() for row in rows])):
+                there.copy_(came.view_as(there))
 
 
 def read(path: Path) -> Whole:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Send
+from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Payload, Send
 from squall.protocol.events import Event, MessageArrived, Started, VectorsCalculated
+from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
@@ -68,6 +69,11 @@ class BatchShard(ShardDuties):
             # To the coordinator as well: the replica may be busy with a portion for long.
             effects.append(Send(COORDINATOR, answer))
         effects.append(Send(sender, answer))
+
+    def brings(self, sender: Node, message: Message) -> Payload | None:
+        if type(message) is PushPortions and message.buffer >= 0:
+            return Payload("gradient", sender, message.buffer, message.clock, self.node.index)
+        return None
 
     def _progress(self) -> tuple[Cover, ...]:
         return ()  # there are no leases

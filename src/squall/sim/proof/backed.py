@@ -25,6 +25,8 @@ from squall.protocol.events import CopyTaken, Event, PeerReached, ProcessEnded, 
 from squall.protocol.frames import Frame
 from squall.protocol.messages import Exchanged
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import PartPlace
+from squall.runtime.placement import ONE_PART
 from squall.runtime.world import World
 from squall.sim.proof import chaotic_machines as several
 from squall.sim.proof.batch_phantoms import BatchPhantomHosts, VectorPhantom
@@ -52,14 +54,16 @@ def backed(seed: int) -> Chaos:
     faults: list[Fault] = [each for each in world.faults if not isinstance(each, OfMachines | Tear)]
     faults = [each for each in faults if not _of_machine(each)]
     faults += several.machine_faults(seed, machines, events)
+    parts = several.parts_of(seed) if machines > 1 else ONE_PART
+    faults += several.part_faults(seed, parts, world.replicas, events)
     for _ in range(chance.choice((0, 0, 1, 2))):
         backup, at = Role("backup", chance.randrange(shards)), chance.randrange(events)
         faults.append(Kill(at, backup) if chance.random() < 0.7 else Pause(at, chance.uniform(0.05, 2.0), backup))
     if machines > 1 and chance.random() < 0.6:
         faults.append(MachineGone(chance.randrange(events), chance.randrange(1, machines)))
     return dataclasses.replace(
-        world, strategy=strategy, shards=shards, machines=machines, copies=2, parts=1, spread_parts=False, loaders=0,
-        faults=tuple(sorted(faults, key=lambda fault: getattr(fault, "at", 0))),
+        world, strategy=strategy, shards=shards, machines=machines, copies=2, parts=parts.number,
+        spread_parts=parts.spread, loaders=0, faults=tuple(sorted(faults, key=lambda fault: getattr(fault, "at", 0))),
     )  # fmt: skip
 
 
@@ -95,7 +99,7 @@ def _loops(name: str) -> bool:
 
 
 def _of_machine(fault: Fault) -> bool:
-    """It is of another machine than the first, or of parts, of which there are none."""
+    """It is of another machine than the first, or of parts, of which there may be others."""
     role = getattr(fault, "part", None)
     return getattr(fault, "machine", 0) > 0 or (
         role is not None and (role.role == "part" or (role.role == "nursery" and role.index > 0))
@@ -227,6 +231,8 @@ class Backups:
 
     def watch(self, world: World, node: Node, what: object) -> None:
         match what:
+            case StartMember(Node("part") as part, PartPlace(shards=moved)):
+                self._told |= {(placed.node, placed.machine, part) for placed in moved}
             case StartMember(shard, ends=Node() as ends):
                 if ends in world.processes and world.processes[ends].end is None:
                     raise Broken("I24", f"{shard} starts on machine {node.index}, and {ends} goes on")

@@ -155,10 +155,11 @@ class VectorPhantom(ShardPhantom):
         return self.version, self._changes.added
 
     def whole(self, waiting: Sequence[Payload] = ()) -> Any:
-        return self.version, self.fold, dict(self.vectors), self._changes.told
+        return self.version, self.fold, dict(self.vectors), self._changes.told, self._pushes(waiting)
 
     def take_whole(self, whole: Any) -> None:
-        self.version, self.fold, vectors, told = whole
+        self.version, self.fold, vectors, told, pushes = whole
+        self._lay(pushes)
         self.vectors, self._changes = dict(vectors), Changes(bytearray(told))
 
     def numbers(self, payload: Payload) -> object:

@@ -94,8 +94,8 @@ class Auditor:
                 self._kept_back.add((node, payload))
             case Transmit(to, frame, payload, True) if (node, payload) in self._kept_back:
                 self._kept_back.discard((node, payload))
-                assert isinstance(frame.message, Exchanged)
-                self._on_exchanged(node.index, to, frame.message)
+                if isinstance(frame.message, Exchanged):  # else it is a parcel of one
+                    self._on_exchanged(node.index, to, frame.message)
             case Transmit(again=False):
                 if type(what.frame.message) is Exchange:
                     self._on_exchange(node, what.frame.message)

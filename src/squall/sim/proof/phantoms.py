@@ -146,16 +146,21 @@ class ShardPhantom(Phantom):
 
     def whole(self, waiting: Sequence[Payload] = ()) -> Any:
         """All that its backup is given, with these pushes."""
-        pushes = [(each, tuple(self.memory.gradients[each.slot, each.buffer])) for each in waiting]
-        return self.version, self.fold, tuple(self.applied), pushes, dict(self.fetched)
+        return self.version, self.fold, tuple(self.applied), self._pushes(waiting), dict(self.fetched)
+
+    def _pushes(self, waiting: Sequence[Payload]) -> Sequence[tuple[Payload, object]]:
+        return [(each, self.memory.read(each)) for each in waiting]
 
     def take_whole(self, whole: Any) -> None:
         self.version, self.fold, applied, pushes, fetched = whole
         self.fetched = dict(fetched)
         self.applied = list(applied)
         self.copy = self.version, self.file()
-        for payload, gradients in pushes:
-            self.memory.gradients[payload.slot, payload.buffer] = list(gradients)
+        self._lay(pushes)
+
+    def _lay(self, pushes: Sequence[tuple[Payload, object]]) -> None:
+        for payload, numbers in pushes:
+            self.memory.write(payload, numbers)
 
     def _give(self, backup: Node, number: int, part: object, last: bool) -> Event:
         if self.hosts.disk(0):
@@ -216,11 +221,20 @@ class ShardPhantom(Phantom):
 
 
 class PartPhantom(Phantom):
-    """Of another part of a replica. It has computed what the first one has."""
+    """Of another part of a replica. It has computed what the first one has, into buffers of its own."""
+
+    def __init__(self, hosts: PhantomHosts, node: Node) -> None:
+        super().__init__(hosts, node)
+        self._own = hosts.new_memory()
 
     def attach(self, payload: Payload) -> None:
-        whole = replace(payload, part=-1)
-        self.memory.write(payload, self.hosts.memories[payload.owner].read(whole))
+        """A shard beside it looks into the memory of their machine."""
+        beside = self.hosts.memories[Node("shard", payload.shard)] is self.memory
+        computed = self.hosts.memories[payload.owner].read(replace(payload, part=-1))
+        (self.memory if beside else self._own).write(payload, computed)
+
+    def outgoing(self, payload: Payload, to: Node) -> object | None:
+        return self._own.read(payload) if self.hosts.memories[to] is not self.memory else None
 
     def incoming(self, payload: Payload, numbers: object) -> None:
         self.memory.receive(payload, numbers)  # into buffers of its own: who had the slot before it may still compute

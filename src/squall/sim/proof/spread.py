@@ -133,7 +133,7 @@ class SpreadReplicas:
             case Compute() if node in self._apart:
                 self._computing.add(node)
                 self._wait(node)
-            case Transmit(to, _, Payload(kind="weights" | "trial") as payload, False) if node.role == "shard":
+            case Transmit(to, _, Payload(kind="weights" | "trial") as payload) if node.role == "shard":
                 self._on_sent(node, to, payload.clock)
             case UseWeights(buffer):
                 self._used[node].append(self._weights(node, buffer))
