@@ -56,8 +56,7 @@ class Settings:
             on; of a run that is in one process, at its end. Needs the extra `tensorboard`.
         copies: processes that hold each shard. With 2 what a shard has acknowledged outlives its machine: a backup on
             another machine has it before it is said, and takes over. Both are on this one where there is no other. Not
-            for AllReduce, whose members all have the weights, nor, for now, with `spread_parts`: a replica's parts lie
-            on one machine.
+            for AllReduce, whose members all have the weights.
         restarts: how often in a row, without a new snapshot between, a run starts again by itself from its newest
             snapshot when what it cannot go on without was lost: its nursery, or a machine with a shard; 0: never.
         slow: for experiments: the last replica computes at this fraction of its speed, such as 0.1.
