@@ -15,7 +15,7 @@ from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
 from squall.protocol.copy_messages import CopyKept
 from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Payload, Send, StartMember, Transmit
-from squall.protocol.events import Event
+from squall.protocol.events import CopyKnown, Event
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.messages import Parcel
 from squall.protocol.nodes import COORDINATOR, Node
@@ -86,6 +86,15 @@ def without_fetched(original: Any, phantom: ShardPhantom, *given: Any) -> Any:
     return *numbers, {}
 
 
+def all_or_nothing(original: Any, copied: Copied, event: CopyKnown, now: float) -> list[Effect]:
+    return original(copied, event, now) if event.size else []
+
+
+def if_it_died(original: Any, staffing: Staffing, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
+    if why:
+        original(staffing, shard, why, now, effects)
+
+
 FAULTS = {
     "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 60, "I23"),
     "a backup makes no updates": Planted(left_out(Apply), 60, "I23 I6"),
@@ -103,6 +112,9 @@ FAULTS = {
         wrapped(SnapshotRounds, "begin_anew", lambda *given: None), 160, "I5 I1"),
     "a shard waits for a backup that has died": Planted(
         wrapped(Copies, "lost", lambda *given: None), 100, "I5 KeyError"),
+    "a shard waits for a backup that could not be given all": Planted(
+        wrapped(Copied, "_on_known", all_or_nothing), 200, "I5"),
+    "a machine that leaves takes its shards with it": Planted(wrapped(Staffing, "_take_over", if_it_died), 60, "I5"),
     "nobody is told where a shard goes on": Planted(wrapped(Copies, "told", lambda *given: []), 100, "I5"),
 }  # fmt: skip
 

@@ -108,7 +108,7 @@ class Staffing(Closing):
         apart = [node for node in joined if self._placing.apart(node)] if shards else []
         for node in apart:
             effects += self._apart.end(node, {node: self._placing.on[node]}, now)
-            self._on_lost(node, f"its parts call {names} elsewhere", now, effects, blameless=True)
+            self._on_lost(node, f"{names} moved, and its other parts call where that was", now, effects, blameless=True)
 
     def _replace(self, node: Node, why: str, now: float, effects: list[Effect], blameless: bool) -> None:
         ends = self.phase is Phase.EVALUATING  # and would not, if each evaluator died late
