@@ -204,7 +204,7 @@ class ShardPhantom(Phantom):
                 self.given = 0
                 return self._give(backup, number, (state, self.whole(waiting)), last=not self.pieces)
             case CopyMore(backup, number):
-                self.given = self.given % len(self.pieces) + 1  # a successor begins anew
+                self.given += 1
                 piece = self.pieces[self.given - 1]
                 numbers = piece, deepcopy(getattr(self, piece))
                 return self._give(backup, number, numbers, last=self.given == len(self.pieces))
