@@ -103,7 +103,7 @@ def test_who_pushes_again_before_the_last_push_is_whole_is_refused() -> None:
 
 def lying(shard: Parcelled) -> set[tuple[Node, int, int]]:
     """Whose, of which clock, and which part."""
-    return {(each.owner, each.clock, each.part) for each in shard.waiting}
+    return {(each.owner, each.clock, each.part) for each in shard.waiting()}
 
 
 def test_what_parts_have_brought_waits_until_it_is_applied() -> None:
@@ -116,7 +116,7 @@ def test_what_parts_have_brought_waits_until_it_is_applied() -> None:
     tell(shard, SECOND, Parcel(1, 0))
     assert lying(shard) == {(R0, 1, part) for part in range(PARTS)}
     tell(shard, SECOND, Parcel(2, 1))  # of its next push, as far as this knows
-    assert len(shard.waiting) == len(lying(shard)) == PARTS + 1
+    assert len(shard.waiting()) == len(lying(shard)) == PARTS + 1
     assert "Apply" in kinds(tell(shard, R1, push(1)))
     assert lying(shard) == {(R0, 2, 1)}
 

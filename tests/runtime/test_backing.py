@@ -208,6 +208,7 @@ def test_a_piece_that_is_none_is_refused(how: str, tmp_path: Path, monkeypatch: 
         ("gradient.9.0.-1", None),
         ("gradient.0.0.-1", torch.zeros(1)),
         ("gradient.0.0.1", torch.zeros(1)),  # of a part, and there are none
+        ("gradient.0.0.-7", None),
         ("gradient.0", None),
     ],
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
 import pytest
 
 from squall.protocol.effects import Payload
 from squall.protocol.heartbeats import Pulse
-from squall.protocol.messages import Exchange, Exchanged, Join, Stop, View
+from squall.protocol.messages import Exchange, Exchanged, Join, Parcel, Stop, View
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery_messages import Alive, Heard, Refused
 from squall.protocol.speaking import COMMON, LOOP
@@ -75,6 +76,19 @@ def test_each_role_says_its_own() -> None:
     for message in (Stop(), Join(1), Alive(), View(1, ())):
         with pytest.raises(ValueError, match=f"a replica says {type(message).__name__} to no shard"):
             of.check(R1, message, None)
+
+
+def test_a_parcel_tells_of_the_numbers_that_it_brings() -> None:
+    """A shard names them to its backup by what was told."""
+    sender, brought = Node("part", 3), Payload("gradient", R1, 0, 2, 0, part=1)
+    part().check(sender, Parcel(2, 0), brought)
+    for told in (Parcel(2, 1), Parcel(1, 0)):
+        with pytest.raises(ValueError, match="is not what"):
+            part().check(sender, told, brought)
+    with pytest.raises(ValueError, match="None is not what"):
+        part().check(sender, Parcel(2, 0), None)
+    with pytest.raises(ValueError, match="there is no place"):
+        part().check(sender, Parcel(2, 9), msgspec.structs.replace(brought, buffer=9))
 
 
 def test_a_process_speaks_of_those_that_it_hears() -> None:

@@ -86,11 +86,11 @@ def run_far_part(job: Job, node: Node, tell: Tell, connect: Connect) -> None:
 
     `connect`: make the driver of the part's machine, with this host, and the connections to its peers.
     """
-    first = job.first
+    first, site = job.first, job.site
     assert first is not None
-    assert job.site is not None
+    assert site is not None
     for shard in first.shards:
-        job.site.moved(shard.node, shard.machine, job.site.called(shard.address))
+        site.moved(shard.node, shard.machine, site.called(shard.address))
     count = job.plan.settings.parts
     part, replica = node.index % count, whole(node, count)
     setproctitle(f"squall replica {replica.index} part {part} of {job.directory.name}")

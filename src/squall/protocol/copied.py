@@ -61,7 +61,6 @@ class CopyMore(Effect, frozen=True, gc=False):
 class Pushed(Protocol):
     """A machine to which others push."""
 
-    @property
     def waiting(self) -> Sequence[Payload]:
         """What was pushed, and is not applied yet."""
 
@@ -74,6 +73,7 @@ class Copied(Movable):
 
     def __init__(self, machine: Machine, journal: Journal) -> None:
         super().__init__(machine, journal)
+        self._pushed = machine if isinstance(machine, Pushed) else None
         self._alone()
 
     def _alone(self) -> None:
@@ -177,9 +177,9 @@ class Copied(Movable):
         """The numbers of a push, which do not lie on the backup's machine. Of a copy they belong nowhere any more."""
         if self._backup is None or type(event) is not FrameArrived or (message := event.frame.message) is None:
             return None
-        if not isinstance(self.machine, Pushed) or not self.takes(event.sender, event.frame.number):
+        if self._pushed is None or not self.takes(event.sender, event.frame.number):
             return None
-        payload = self.machine.brings(event.sender, message)
+        payload = self._pushed.brings(event.sender, message)
         return None if payload is None or self._lies_beside(payload) else payload
 
     def _lies_beside(self, payload: Payload) -> bool:
@@ -254,6 +254,6 @@ class Copied(Movable):
         self._backup, self._where, self._beside = asked.backup, asked.machine, set(asked.beside)
         self._number = self._part = 1
         self._queued = deque()
-        pushes = self.machine.waiting if isinstance(self.machine, Pushed) else ()
+        pushes = self._pushed.waiting() if self._pushed is not None else ()
         waiting = tuple(each for each in pushes if not self._lies_beside(each))
         return [*effects, replace(asked, state=state, waiting=waiting, number=self._part)]

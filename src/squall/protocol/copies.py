@@ -87,6 +87,9 @@ class Copies:
         """Shards that are not where they began."""
         return tuple(self._moved.values())
 
+    def has_moved(self, shard: Node) -> bool:
+        return shard in self._moved
+
     def told(self, node: Node) -> list[Effect]:
         """Where shards are called, to a process that has just come."""
         return [Send(node, placed) for placed in self.moved] if self._several else []

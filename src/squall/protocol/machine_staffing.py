@@ -94,8 +94,7 @@ class MachineStaffing(Staffing):
         machine, text = accused, f"{node} was refused: {why}"
         if accused == self.home != accuser:
             machine, text = accuser, f"{speaker} refused {node}: {why}"
-        moved = speaker in {placed.node for placed in self._copies.moved}
-        if machine == self.home and moved and node in self._placing.on:
+        if machine == self.home and self._copies.has_moved(speaker) and node in self._placing.on:
             effects.append(Send(Node("nursery", self.home), KillProcess(node)))
         elif machine == self.home:
             self._fail(text, effects)

@@ -89,6 +89,7 @@ class Movable(Journaled):
                     self._unheard[node] = None
         effects: list[Effect] = []
         super()._hand_over(Moved(), now, effects)
+        self._unheard = {node: None for node in self._unheard if node in self._links}  # others are forgotten
         return effects + super()._take(event, now)
 
     def _settle_answers(self, event: Event, effects: list[Effect]) -> list[Effect]:

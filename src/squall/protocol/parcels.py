@@ -86,11 +86,10 @@ class Parcelled:
         found = self.machine.brings(sender, message)
         return replace(found, part=0) if found is not None and sender in self._brought else found
 
-    @property
     def waiting(self) -> list[Payload]:
         """What parts have brought, and is not applied yet."""
         found = []
-        for each in self.machine.waiting:
+        for each in self.machine.waiting():
             parts = self._parts if each.owner in self._brought else 0
             found += [replace(each, part=part) for part in range(parts)] or [each]
         for replica, brought in self._brought.items():

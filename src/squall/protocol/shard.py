@@ -246,9 +246,7 @@ class Shard(ShardDuties):
         effects.append(Send(node, answer, payload))
         replica.staleness, replica.asked = -1, False
 
-    @property
     def waiting(self) -> list[Payload]:
-        """What was pushed, and is not applied yet."""
         pushes = (each for exchanges in self._rounds.values() for each in exchanges.items())
         return [Payload("gradient", node, each.gradient, each.clock, self.node.index) for node, each in pushes]
 

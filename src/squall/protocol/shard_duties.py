@@ -27,6 +27,7 @@ from squall.protocol.messages import (
 )
 from squall.protocol.nodes import COORDINATOR, Node, replica_node
 from squall.protocol.nursery_messages import Placed
+from squall.protocol.sandblaster.messages import PushPortions
 
 
 class Travelling:
@@ -65,11 +66,6 @@ class ShardDuties(ABC):
 
     wake_at: float | None = None
 
-    @property
-    def waiting(self) -> Sequence[Payload]:
-        """What was pushed, and is not applied yet."""
-        return ()
-
     def __init__(self, index: int, version: int, examples: int) -> None:
         self.node = Node("shard", index)
         self.version = version  # updates applied, or steps accepted
@@ -90,10 +86,15 @@ class ShardDuties(ABC):
     def _progress(self) -> tuple[Cover, ...]:
         """What a snapshot of now would have of the live leases."""
 
+    @abstractmethod
+    def waiting(self) -> Sequence[Payload]:
+        """What was pushed, and is not applied yet."""
+
     def brings(self, sender: Node, message: Message) -> Payload | None:
         """The numbers of a push."""
-        if type(message) is Exchange and message.gradient >= 0:
-            return Payload("gradient", sender, message.gradient, message.clock, self.node.index)
+        match message:
+            case Exchange(clock=clock, gradient=buffer) | PushPortions(clock=clock, buffer=buffer) if buffer >= 0:
+                return Payload("gradient", sender, buffer, clock, self.node.index)
         return None
 
     def _on_duty(self, event: Event, now: float, effects: list[Effect]) -> None:

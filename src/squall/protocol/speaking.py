@@ -133,6 +133,10 @@ def places_of(
         if not hears(sender, node):
             raise ValueError(f"a {sender.role} says {kind.__name__} of a {node.role}, which it does not hear")
     named = list(_named(message, sender, receiver))
+    if type(message) is m.Parcel:
+        if payload is None or (payload.clock, payload.buffer) != (message.clock, message.buffer):
+            raise ValueError(f"{payload} is not what {message} tells of")
+        named.append(payload)
     if payload is not None and payload.kind not in BRINGS.get(kind, ()):
         all_of_it = payload if payload.part < 0 else replace(payload, part=-1)
         if all_of_it not in named:

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-FORM_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long
+FORM_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long; and so for its word
 LOOK_EVERY_S = 0.005  # whether all have said that they have it
 DIED, NOT_COME = "a member died while the group formed", "a member has not come to the group"
 FOR_EVER = timedelta(days=365)  # a member may take any time for a step
@@ -40,9 +40,9 @@ class Group:
         """`own` is this process's place in `members`; `directory` belongs to the user alone, on a disk of them all."""
         self.members, self.own = tuple(members), own
         before = _sockets()
-        store = FileStore(str(directory / f"group-{name}"), len(members))
 
         def form() -> ProcessGroup:
+            store = FileStore(str(directory / f"group-{name}"), len(members))
             group: ProcessGroup
             group, _ = c10d._new_process_group_helper(
                 len(members), own, [], dist.Backend(backend), store, group_name=c10d.GroupName(name),
@@ -54,10 +54,13 @@ class Group:
             self.torch = _while_all_live(form, handles)
             c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
             self._sockets = [entry for entry in _sockets() if entry not in before]
-            store.set(f"has-{own}", "")
-            if why := _lacking(store, [f"has-{rank}" for rank in range(len(members))], handles):
+            try:
+                words = [directory / f"has-{name}-{rank}" for rank in range(len(members))]
+                words[own].touch()
+                _wait_for(words, handles)
+            except BaseException:
                 self.close()
-                raise RuntimeError(why)
+                raise
         c10d._set_pg_timeout(FOR_EVER, self.torch)
 
     def cut(self) -> None:
@@ -126,17 +129,16 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
     return formed[0]
 
 
-def _lacking(store: FileStore, keys: list[str], handles: Sequence[int]) -> str:
-    """Why not all of these will be in the store; empty when they are."""
+def _wait_for(words: Sequence[Path], handles: Sequence[int]) -> None:
+    """Until all of these files are there: of a store that has a lock, one that is stopped could hold it."""
     poll, began = select.poll(), time.monotonic()
     for handle in handles:
         poll.register(handle)
-    while not store.check(keys):
+    while not all(word.exists() for word in words):
         if poll.poll(LOOK_EVERY_S * 1000):
-            return DIED
+            raise RuntimeError(DIED)
         if time.monotonic() - began > FORM_WITHIN_S:
-            return NOT_COME
-    return ""
+            raise RuntimeError(NOT_COME)
 
 
 def _sockets() -> set[tuple[int, int]]:

@@ -62,7 +62,7 @@ class Ranges:
         pushed = payload.kind == "gradient" or self._own_weights
         key = payload.shard, payload.part, pushed
         if key not in self._found:
-            if not (0 <= payload.shard < len(self.shards) and payload.part < max(1, len(self._shares))):
+            if not (0 <= payload.shard < len(self.shards) and -1 <= payload.part < max(1, len(self._shares))):
                 raise ValueError(f"there is no place for {payload}")
             self._found[key] = Elements(self._clipped(*key))
         return self._found[key]

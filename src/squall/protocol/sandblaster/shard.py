@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from squall.protocol.effects import AddPortions, CalculateVectors, Effect, Forget, Payload, Send
 from squall.protocol.events import Event, MessageArrived, Started, VectorsCalculated
-from squall.protocol.frames import Message
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Cover, Departed, Exchange, View, ViewSeen
 from squall.protocol.nodes import COORDINATOR, Node
@@ -70,10 +71,8 @@ class BatchShard(ShardDuties):
             effects.append(Send(COORDINATOR, answer))
         effects.append(Send(sender, answer))
 
-    def brings(self, sender: Node, message: Message) -> Payload | None:
-        if type(message) is PushPortions and message.buffer >= 0:
-            return Payload("gradient", sender, message.buffer, message.clock, self.node.index)
-        return None
+    def waiting(self) -> Sequence[Payload]:
+        return ()  # each is added as it comes
 
     def _progress(self) -> tuple[Cover, ...]:
         return ()  # there are no leases

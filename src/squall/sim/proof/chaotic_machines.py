@@ -77,7 +77,7 @@ def rooms(
     if held[0] < parts.number:
         spare[0] = parts.number - held[0]
     if deputy:
-        spare = [max(more, 1 - has) for more, has in zip(spare, held)]
+        spare = [max(more, parts.number - has) for more, has in zip(spare, held)]
     return tuple(MachineRoom(i, held[i] + spare[i], tuple(on[i])) for i in range(machines))
 
 
