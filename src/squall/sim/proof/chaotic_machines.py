@@ -96,6 +96,8 @@ def part_faults(seed: int, parts: Parts, replicas: int, events: int) -> tuple[Fa
         slot, part = chance.randrange(replicas), chance.randrange(1, parts.number)
         at, role = chance.randrange(events), Role("part", slot * parts.number + part)
         found.append(Kill(at, role) if chance.random() < MORTALITY else Pause(at, chance.uniform(0.1, 8.0), role))
+        lie = random.Random(f"{seed} lie of {len(found)}")  # of its own, as above
+        found += [Lie(lie.randrange(events), role)] if lie.random() < LIES else []
     return tuple(found)
 
 
