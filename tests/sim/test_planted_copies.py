@@ -100,7 +100,7 @@ FAULTS = {
     "a backup makes no updates": Planted(left_out(Apply), 60, "I23 I6"),
     "a backup makes updates twice": Planted(wrapped(Backup, "_enter", taken_twice), 100, "I2 I6"),
     "a backup takes over that has the first part of a copy": Planted(
-        wrapped(Backup, "_taken", whole_at_once), 60, "I6 I5"),
+        wrapped(Backup, "_taken", whole_at_once), 160, "I6 I5"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 100, "I6"),
     "numbers are brought to their place as the message leaves": Planted(
         wrapped(Copied, "_keep_back", numbers_brought_late), 100, "I6 AssertionError"),
