@@ -8,8 +8,9 @@ from pathlib import Path
 
 import squall
 from squall.launchers.inline import LoneChannel
+from squall.parts.shares import shares
 from squall.plan import make_plan
-from squall.protocol.effects import End
+from squall.protocol.effects import End, Payload
 from squall.protocol.messages import Stats
 from squall.protocol.nodes import Node
 from squall.protocol.notes import MemberJoined, MemberLeft, MemberReplaced, TrainingBegan, WorkReported
@@ -19,6 +20,7 @@ from squall.runtime.recorder import CoordinatorHost
 from squall.runtime.run_plan import Aims
 from squall.runtime.traffic import TELL_EVERY_S, TrafficHost
 from squall.vector import Layout
+from tests.parts.test_spread import SPLITS, model_task
 from tests.runtime.test_lies import SITE
 from tests.tasks import INLINE, regression
 
@@ -26,12 +28,15 @@ from tests.tasks import INLINE, regression
 class Counted:
     """Shard 0 and replica 0 are on machine 0, shard 1 and replica 1 on the other one: half of each exchange crosses."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, task: squall.Task | None = None, starts: tuple[int, ...] = ()) -> None:
+        """`starts`: of the stages of a task that is split, into two parts."""
         run_dir.mkdir()
-        strategy, task = squall.Downpour(replicas=2, shards=2), regression()()
+        strategy, task = squall.Downpour(replicas=2, shards=2), task or regression()()
         plan = make_plan(strategy, INLINE, Aims(epochs=1))
         self.layout = Layout.of(task.model, [group["params"] for group in task.param_groups()])
         job = private_job(plan, strategy, task, self.layout, run_dir)
+        job = replace(job, shares=shares(task, self.layout, starts, 2) if starts else ())
+        self.ranges = job.ranges
         self.recorder, self.directory = CoordinatorHost(job, LoneChannel()), run_dir
         self.host = TrafficHost(self.recorder, job, replace(SITE, seats=dict(SITE.seats)))
 
@@ -83,3 +88,16 @@ def test_what_goes_on_to_a_shards_backup_counts_and_where_the_shard_is_when_that
     assert links(1, pushed) == [[0, 1, 3 * far + 3 * near], [1, 0, 3 * near]], "both shards are on its machine"
     assert links(0, pushed) == [[0, 1, 6 * far + 6 * near], [1, 0, 3 * near]]
     assert counted.state()["copied"] == str(3 * near), "of replica 0, to a backup that was on neither's machine"
+
+
+def test_what_another_part_pushes_goes_on_to_a_backup_beside_it_as_well(run_dir: Path) -> None:
+    """Replica 0 is on machine 0, as shard 0 is, and its other part on machine 1, as the shard's backup is."""
+    how, _, starts = SPLITS["pipeline"]
+    counted = Counted(run_dir, model_task(how), starts)
+    counted.host.perform(MemberJoined(Node("replica", 0), 8, 0, (1,)), 1.0)
+    counted.host.perform(MemberJoined(Node("backup", 0), 7, 1, ()), 1.0)
+    counted.host.perform(WorkReported(Node("replica", 0), Stats(16, 1, pushes=3, fetches=0)), 1.0)
+    pushes = [Payload("gradient", Node("replica"), 0, 0, 0, part=part) for part in (0, 1)]
+    first, other = (4 * counted.ranges(push).count for push in pushes)
+    assert other > 0
+    assert counted.state()["copied"] == str(3 * (first + other))

@@ -27,8 +27,8 @@ TELL_EVERY_S = 1.0
 class TrafficHost(HostAround):
     """The coordinator's. It counts what replicas push to shards on other machines and fetch from there, part by part.
 
-    What a replica pushes goes on to the shard's backup, if neither of them is on its machine. Without shards it is what
-    they send each other in a ring, as it is when they report.
+    What a replica pushes goes on to the shard's backup, if that is on neither's machine; what its other parts push, if
+    it is not on the shard's. Without shards it is what they send each other in a ring, as it is when they report.
     """
 
     def __init__(self, host: CoordinatorHost, job: Job, site: Site) -> None:
@@ -122,7 +122,7 @@ class TrafficHost(HostAround):
                 if here != there:
                     self._bytes[here, there] += pushed
                     self._bytes[there, here] += stats.fetches * self._bytes_of(replace(payload, kind="weights"))
-                if beside not in (here, there):
+                if beside != there and (beside != here or part):  # another part has buffers of its own
                     self._bytes[there, beside] += pushed
                     self._copied += pushed
 
