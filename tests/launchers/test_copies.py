@@ -112,6 +112,7 @@ def test_a_backup_takes_over_what_replicas_of_several_parts_push_to(tmp_path: Pa
     flags = ("--strategy", *strategy.split(), *COPIED, "--parts", "2", "--replicas", "3", *spread.split())
     with cluster(tmp_path, 3, *flags, file=Path(str(piped.__file__))) as found:
         wait_whole(found.run)
+        found.run.goes_on()  # and what is pushed now is copied
         lose_a_shard(found)
         found.run.goes_on()
         interrupt(found)
