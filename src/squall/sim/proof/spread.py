@@ -17,6 +17,7 @@ from squall.protocol.effects import (
     Compute,
     Effect,
     End,
+    Forget,
     JoinGroup,
     MeetParts,
     Payload,
@@ -88,6 +89,7 @@ class SpreadReplicas:
         self._computing: set[Node] = set()
         self._waiting: set[Node] = set()
         self._sent: dict[tuple[Node, Node], int] = {}  # shard, part -> clock of the last weights
+        self._refused: set[tuple[Node, Node]] = set()  # by a shard, which sends it nothing more
         self._used: defaultdict[Node, list[object]] = defaultdict(list)  # weights, each time that it took some into use
 
     def open(
@@ -135,6 +137,8 @@ class SpreadReplicas:
                 self._wait(node)
             case Transmit(to, _, Payload(kind="weights" | "trial") as payload) if node.role == "shard":
                 self._on_sent(node, to, payload.clock)
+            case Forget(part) if part.role == "part":
+                self._refused.add((node, part))
             case UseWeights(buffer):
                 self._used[node].append(self._weights(node, buffer))
                 if node in self._apart:  # a loop may step on its batch again, at once
@@ -170,7 +174,7 @@ class SpreadReplicas:
         if to.role == "part":
             self._sent[shard, to] = clock
         for part in part_nodes(to, self._count) if to in self._apart else ():
-            if self._sent.get((shard, part)) != clock:
+            if self._sent.get((shard, part)) != clock and (shard, part) not in self._refused:
                 raise Broken("I16", f"{shard} answers {to}, and has sent {part} no weights")
 
     def _check_weights(self, replica: Node) -> None:
