@@ -715,6 +715,12 @@ def dead_evaluators_served(original: Any, shard: ShardDuties, evaluator: Node, *
     shard._send_weights("weights", evaluator, *given)
 
 
+def left_out_though_lost(original: Any, coordinator: LoopCoordinator, lease: int, upto: int) -> int:
+    held = coordinator.leases.held.get(lease)
+    told = upto if held is None else held.done
+    return sum(stop - start for start, stop in coordinator._skips.get(lease, ()) if told <= start < upto)
+
+
 STORM = Weather(0, 100.0, loss=0.0, duplication=0.0, jitter_s=0.02)
 
 # Mistakes that were in the protocol: a small world that shows each, the patch that makes it again, the invariant.
@@ -723,6 +729,11 @@ FOUND: dict[str, tuple[Chaos, Patch, str]] = {
         rebuilt(2611261688, faults=[4, 11], parts=1),
         wrapped(NurseryMachine, "_on_message", leaving_starts_nothing),
         "I5",
+    ),
+    "a batch that was left out of what a shard had lost was taken for one that a dead replica had told": (
+        rebuilt(2611281827, faults=[1, 3, 4, 5, 7, 8, 9], examples=28, epochs=1, keeps=False, evaluate=False),
+        wrapped(LoopCoordinator, "_left_out", left_out_though_lost),
+        "I4",
     ),
     "a batch that was tried again shifted the fetches, and pushes went beyond the delay bound": (
         rebuilt(1435, faults=[0], shards=1, epochs=2, keeps=False),

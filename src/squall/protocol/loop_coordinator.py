@@ -98,8 +98,7 @@ class LoopCoordinator(Coordinator):
         """What all shards have of it is trained; the rest is dealt again."""
         known, left_out = self.leases.trained, 0
         for lease, upto in common(applied, self.policy.shards).items():
-            told = self.leases.held[lease].done if lease in self.leases.held else upto
-            left_out += sum(stop - start for start, stop in self._skips.get(lease, ()) if told <= start < upto)
+            left_out += self._left_out(lease, upto)
             self._close(self.leases.done(lease, upto, node), effects)
         unreported = self.leases.trained - known - left_out  # it did not live to tell
         if unreported:
@@ -108,6 +107,16 @@ class LoopCoordinator(Coordinator):
             self._note_stats(node, Stats(unreported, batches, loss_sum=math.nan), effects)
         for ended in self.leases.give_back(node):
             self._close(ended, effects)
+
+    def _left_out(self, lease: int, upto: int) -> int:
+        """Examples that will count as trained when this is done, and that nobody has trained."""
+        if (held := self.leases.held.get(lease)) is None:
+            return 0
+        lost = self.leases.losses.within(held.lease, held.done, upto)
+        left_out = [span for span in self._skips.get(lease, ()) if held.done <= span[0] < upto]
+        return sum(
+            stop - start for start, stop in left_out if not any(each.start <= start < each.stop for each in lost)
+        )
 
     def _forget(self, node: Node) -> None:
         self._requests.pop(node, None)
