@@ -1,6 +1,7 @@
 """The page is served to who has the link, by this machine alone."""
 
 import json
+import logging
 import threading
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -68,6 +69,22 @@ def test_news_are_events_of_json(address: str) -> None:
     assert line.startswith(b"data: ")
     assert json.loads(line[6:])["name"] == "my-run"
     answer.close()
+
+
+def test_handlers_of_others_logging_stay_open(tmp_path: Path) -> None:
+    closed = threading.Event()
+
+    class Handler(logging.Handler):
+        def close(self) -> None:
+            closed.set()
+            super().close()
+
+    handler = Handler()
+    listener, token = bound(server.PORT), new_token()
+    threading.Thread(target=serve, args=(tmp_path, listener, token), daemon=True).start()
+    assert ask(link(listener, token), "page.js").status == 200
+    assert not closed.is_set()
+    handler.close()
 
 
 def test_a_port_that_is_in_use_is_followed_by_the_next() -> None:

@@ -61,8 +61,10 @@ def link(listener: socket.socket, token: str) -> str:
 
 def serve(run_dir: Path, listener: socket.socket, token: str) -> None:
     """Until the process is interrupted."""
-    app = application(run_dir, token)
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=0)
+    config = uvicorn.Config(
+        application(run_dir, token), lifespan="off", timeout_graceful_shutdown=0, access_log=False,
+        log_level="critical", log_config=None,  # else it closes all handlers of the process that are there
+    )  # fmt: skip
     asyncio.run(_Server(config).serve([listener]))
 
 
