@@ -243,7 +243,8 @@ class VectorHost(Host):
             case AddPortions(owner, buffer, _, number):
                 self.store.add(owner.index, buffer, number)
             case CopyTo(Node() as backup, _, _, state, waiting, number):
-                return self._pack(backup, number, whole.of_machine(state) | self._pushes(waiting))
+                pushes = whole.of_pushes(self.store.arena, self._ranges, waiting)
+                return self._pack(backup, number, {**whole.of_machine(state), **pushes})
             case CopyTo():
                 pass
             case WriteSnapshot(number):
@@ -253,10 +254,6 @@ class VectorHost(Host):
             case _:
                 raise AssertionError(f"a shard cannot {effect!r}")
         return None
-
-    def _pushes(self, waiting: Sequence[Payload]) -> dict[str, Tensor]:
-        """What parts have brought of one, whose replica has not."""
-        return whole.of_pushes(self.store.arena, self._ranges, waiting)
 
     def _pack(self, backup: Node, number: int, tensors: dict[str, Tensor]) -> CopyKnown:
         assert self._scratch is not None
