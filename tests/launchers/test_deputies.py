@@ -36,9 +36,10 @@ class Second:
         wait_for(lambda: len(there()) == 1 and any(map(self._is_there, machines)), START_S, "a deputy")
         (self.directory,) = there()
         self.machine = next(each for each in machines if self._is_there(each))
-        wait_for(self._is_whole, START_S, "all that the coordinator is")
+        wait_for(self.is_backed, START_S, "all that the coordinator is")
 
-    def _is_whole(self) -> bool:
+    def is_backed(self) -> bool:
+        """The record has it that there is a deputy that may lead: this one, or the next behind that."""
         changes = [row.change for row in self.rows(MemberRow) if row.node.startswith("deputy")]
         return changes[-1:] == ["joined"]
 
@@ -107,6 +108,7 @@ def led_by_another(found: Cluster) -> Second:
 
 def lose_the_next(found: Cluster, second: Second) -> None:
     """The machine from which the run goes on, whose deputy goes on in turn."""
+    wait_for(second.is_backed, START_S, "another deputy")
     others = [each for each in found.machines if each is not second.machine]
     third = Second(found, others, gone=second.directory)
     wait_whole(second)
@@ -182,7 +184,7 @@ def test_who_has_joined_a_run_that_went_on_is_a_machine_like_others(tmp_path: Pa
     with cluster(tmp_path, 3, *COPIED) as found:
         second = led_by_another(found)
         found.machines.append(found.join())
-        wait_for(lambda: second.told("deputy 0", since="machine 3, with room"), START_S, "another deputy")
+        wait_for(lambda: second.told("deputy 0", since="machine 3, with room"), START_S, "a deputy that has its vote")
         lose_the_next(found, second)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import squall
 from squall.protocol.nodes import Node
 from squall.report import Reader, audit
 from squall.run import Run
-from squall.runtime.batches import Key, TrainingBatches, to_device
+from squall.runtime.batches import Key, TrainingBatches, loader_killed, to_device
 from squall.runtime.seeds import epoch_order, mix, seed_everything
 from squall.task import Task
 from tests.tasks import LOCAL, Noisy, assert_same, mean_square, numbers, plain, regression
@@ -111,6 +112,29 @@ def test_batches_that_were_announced_for_a_lost_lease_are_passed_over() -> None:
     assert_equal(batches.load(*KEYS[2]), reference[2])
     assert_equal(batches.load(*KEYS[0]), reference[0])  # was never announced
     batches.close()
+
+
+class Fatal(ItemWise):
+    """Kills the process that loads it."""
+
+    def __getitem__(self, index: int) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loader_is_known_to_be_killed_also_where_its_signal_comes_later() -> None:
+    """torch looks at its workers while it waits for data, and has then seen one go before its handler could."""
+    task = Task(
+        model=plain(), loss=mean_square, train=Fatal(numbers(90)), batch_size=16,
+        loader={"num_workers": 1, "timeout": 1},
+    )  # fmt: skip
+    batches = TrainingBatches(task, 9)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+            batches.load(*KEYS[0])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    assert loader_killed(raised.value)
 
 
 class Counted(ItemWise):

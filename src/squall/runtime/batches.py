@@ -243,7 +243,8 @@ def _begin_worker(parent: int, own: Callable[[int], None] | None, number: int) -
 def loader_killed(error: BaseException | None) -> bool:
     """Whether a loader's worker process was killed, as when memory runs out.
 
-    torch raises that wherever its handler of SIGCHLD interrupts. Before that, what the worker hands over may break off.
+    torch raises that wherever its handler of SIGCHLD interrupts. Before that, what the worker hands over may break off;
+    and where it has looked at its workers by then, it says that one exited, and does not know how.
     """
     if isinstance(error, OSError | EOFError) and callable(signal.getsignal(signal.SIGCHLD)):
         try:
@@ -251,7 +252,9 @@ def loader_killed(error: BaseException | None) -> bool:
         except RuntimeError as noticed:
             error = noticed
     while error is not None:
-        if re.search(r"DataLoader worker .* is killed by signal", str(error)):
+        if re.search(
+            r"DataLoader worker .* is killed by signal|worker \(pid\(s\) .*\) exited unexpectedly", str(error)
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
