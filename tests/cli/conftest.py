@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,7 +9,7 @@ import pytest
 
 from squall.runtime.lock import holders
 from tests.cli.detached import detached
-from tests.launchers.processes import Started, wait_for
+from tests.launchers.processes import Started, send, wait_for
 
 
 @pytest.fixture
@@ -19,9 +17,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """Of a run of which nothing is left behind the test."""
     path = tmp_path / f"run-{uuid4().hex[:8]}"
     yield path
-    for pid in holders(path / "lock"):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    send(holders(path / "lock"), signal.SIGKILL)
     wait_for(lambda: not holders(path / "lock"), 10, "all processes to end")
 
 

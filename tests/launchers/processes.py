@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> fl
         assert time.monotonic() - began < timeout_s, f"waited {timeout_s:g} s for {what}"
         pause.wait(0.01)
     return time.monotonic() - began
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal to all of them that are still there: who gets it first may take others along."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def alive(pid: int) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from squall.report import Reader, audit, summarize
 from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import START_S, Started, send, wait_for
 from tests.launchers.test_all_reduce import last_weights
 from tests.launchers.test_machines import CORES, Cluster, cluster, titles
 
@@ -122,9 +121,7 @@ def test_the_others_go_on_without_a_machine_that_is_lost_and_one_that_comes_has_
         found.event("replaced", "on machine 2, which had room for")
         wait_for(lambda: newcomer_trains(found.run), START_S, "what a replacement has trained")
         if how == "cut off":
-            for pid in lost.pids():
-                with suppress(ProcessLookupError):  # some have ended meanwhile
-                    os.kill(pid, signal.SIGCONT)
+            send(lost.pids(), signal.SIGCONT)
         assert lost.finish()[0] == 1
         found.run.process.send_signal(signal.SIGINT)
         assert found.run.finish()[0] == 130

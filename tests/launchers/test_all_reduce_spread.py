@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from os import kill
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from squall.record.rows import MemberRow, ProgressRow
 from tests import deep
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import START_S, Started, send, wait_for
 from tests.launchers.split import EXAMPLES
 from tests.launchers.test_all_reduce import last_weights
 from tests.launchers.test_all_reduce_machines import ENDLESS, check, examples, goes_on, resume_on_two
@@ -78,9 +77,7 @@ def test_the_other_replica_goes_on_without_a_machine_that_is_lost(tmp_path: Path
         found.event("lost", "nothing was heard of it")
         goes_on(found.run)
         if how == "cut off":
-            for pid in lost.pids():
-                with suppress(ProcessLookupError):  # some have ended meanwhile
-                    kill(pid, signal.SIGCONT)
+            send(lost.pids(), signal.SIGCONT)
         assert lost.finish()[0] == 1
         found.run.process.send_signal(signal.SIGINT)
         status, _, err = found.run.finish()

@@ -19,7 +19,7 @@ from squall.report import Reader
 from squall.report.coverage import audit
 from squall.runtime.snapshot import Snapshots
 from tests import deep
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import START_S, Started, send, wait_for
 from tests.launchers.test_copies import COPIED, role_of, wait_whole
 from tests.launchers.test_machines import Cluster, Machine, children, cluster
 
@@ -89,11 +89,6 @@ def stop_first_machine(found: Cluster) -> list[int]:
 
 def lose_first_machine(found: Cluster) -> None:
     send(stop_first_machine(found), signal.SIGKILL)
-
-
-def send(pids: list[int], number: int) -> None:
-    for pid in pids:
-        os.kill(pid, number)
 
 
 def led_by_another(found: Cluster) -> Second:

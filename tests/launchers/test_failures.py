@@ -18,7 +18,7 @@ from squall.report import Reader, audit
 from squall.runtime.lock import holders
 from squall.runtime.snapshot import Snapshots
 from tests import deep
-from tests.launchers.processes import START_S, Started, wait_for
+from tests.launchers.processes import START_S, Started, send, wait_for
 
 ENDLESS = ("--epochs", "100000", "--shards", "2", "--restarts", "0")
 
@@ -40,8 +40,7 @@ def endless(tmp_path: Path) -> Iterator[Started]:
     finally:
         run.process.kill()
         run.finish()
-        for pid in run.processes().values():  # what a test has stopped ends by nothing else
-            os.kill(pid, signal.SIGKILL)
+        send(run.processes().values(), signal.SIGKILL)  # what a test has stopped ends by nothing else
         wait_for(run.gone, 10, "the processes to end")
 
 
@@ -91,8 +90,7 @@ def test_a_killed_replica_is_replaced_and_loses_no_example(endless: Started, vic
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_snapshot_and_nothing_else(endless: Started, number: int) -> None:
     """Batch systems and Ray's job server send SIGTERM to all processes."""
-    for pid in [endless.process.pid, *(endless.processes().values() if number == signal.SIGTERM else ())]:
-        os.kill(pid, number)
+    send([endless.process.pid, *(endless.processes().values() if number == signal.SIGTERM else ())], number)
     wait_for(endless.gone, 3.0, "the children to be gone")
     status, out, err = endless.finish(3.0)
     assert status == 130

@@ -15,7 +15,7 @@ import pytest
 from squall.record.rows import EventRow, ProgressRow
 from squall.report import Reader, audit
 from tests import deep
-from tests.launchers.processes import Started, wait_for
+from tests.launchers.processes import Started, send, wait_for
 from tests.launchers.test_machines import cluster
 
 TASK = Path(__file__).with_name("hanging.py")
@@ -143,11 +143,9 @@ def test_nobody_is_killed_because_all_stood_still(tmp_path: Path) -> None:
     with training(tmp_path) as run:
         processes = run.processes()
         assert "nursery" in processes
-        for pid in processes.values():
-            os.kill(pid, signal.SIGSTOP)
+        send(processes.values(), signal.SIGSTOP)
         threading.Event().wait(2 * AFTER_S)  # that is what it is about
-        for pid in processes.values():
-            os.kill(pid, signal.SIGCONT)
+        send(processes.values(), signal.SIGCONT)
         run.goes_on()
         run.goes_on()
         assert not run.events("lost")

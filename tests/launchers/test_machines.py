@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from squall.record.rows import EventRow, ProgressRow, StateRow
 from squall.report import Reader, summarize
 from squall.report.coverage import audit
 from tests import deep
-from tests.launchers.processes import FILE, START_S, Started, wait_for
+from tests.launchers.processes import FILE, START_S, Started, send, wait_for
 from tests.warm import Warm
 
 
@@ -38,9 +38,7 @@ class Machine:
         return [nursery, *children(nursery)]
 
     def signal(self, number: int) -> None:
-        for pid in self.pids() if self.process.poll() is None else ():
-            with suppress(ProcessLookupError):  # it may end as soon as the first of them goes on
-                os.kill(pid, number)
+        send(self.pids() if self.process.poll() is None else (), number)
 
     def finish(self, within_s: float = START_S) -> tuple[int, str]:
         out, err = self.process.communicate(within_s)

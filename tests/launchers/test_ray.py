@@ -32,7 +32,7 @@ from squall.report.coverage import audit
 from tests import deep
 from tests.launchers import answered
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import FILE, START_S, Started, wait_for
+from tests.launchers.processes import FILE, START_S, Started, send, wait_for
 from tests.launchers.test_scripts import SCRIPT
 from tests.launchers.test_spread_parts import PIPED
 from tests.tasks import INLINE
@@ -69,11 +69,7 @@ class Cluster:
         """The node and all that has begun there, as if it were unplugged."""
         there = descendants(node.all_processes["raylet"][0].process.pid)
         self.ray.remove_node(node, allow_graceful=False)
-        for pid in there:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        send(there, signal.SIGKILL)
 
 
 def train(directory: Path, *flags: str) -> list[str]:
@@ -299,8 +295,7 @@ def on_its_own_ray(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
             wait_for(lambda: not marked(run_dir.name), START_S, "all of it to end")
         finally:
             run.kill()
-            for pid in marked(run_dir.name):
-                os.kill(int(pid), signal.SIGKILL)
+            send(map(int, marked(run_dir.name)), signal.SIGKILL)
 
 
 @deep.only

@@ -30,7 +30,7 @@ from squall.run import Run
 from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import blobs
-from tests.launchers.processes import START_S, Started, alive, wait_for
+from tests.launchers.processes import START_S, Started, alive, send, wait_for
 from tests.launchers.test_scripts import started
 from tests.warm import squall as command
 
@@ -83,8 +83,7 @@ def test_a_killed_nursery_and_then_all_processes_at_once(endless: Started) -> No
     wait_for(lambda: first_step_s() != before, START_S, "its first step")
     assert (first_step_s() or math.inf) < time.time() - killed_at, "counted from the restart"
     new_snapshot(endless)
-    for pid in endless.processes().values():
-        os.kill(pid, signal.SIGKILL)
+    send(endless.processes().values(), signal.SIGKILL)
     starts_again(endless, 2)
     endless.process.send_signal(signal.SIGINT)
     status, _, err = endless.finish()
