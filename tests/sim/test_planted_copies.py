@@ -14,6 +14,7 @@ from squall.protocol.backup import Backup
 from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
 from squall.protocol.copy_messages import CopyKept
+from squall.protocol.deputy_staffing import DeputyStaffing
 from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Payload, Send, StartMember, Transmit
 from squall.protocol.events import CopyKnown, Event
 from squall.protocol.machine_staffing import MachineStaffing
@@ -72,8 +73,8 @@ def what_lies_there(original: Any, copied: Copied, event: Event, effects: list[E
     return effects
 
 
-def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any, **named: Any) -> None:
-    original(staffing, *given)
+def everybody_believed(original: Any, staffing: MachineStaffing, *given: Any) -> None:
+    original(staffing, *given[:4])
 
 
 def whole_at_once(original: Any, backup: Backup, whole: bool, now: float) -> list[Effect]:
@@ -184,6 +185,9 @@ FOUND = {
     "answers that were held did not know what was lost": (
         rebuilt(759, kind="copies", faults=[1, 6, 7], examples=13, epochs=1, machines=1, parts=1),
         lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),
+    "a coordinator whose deputy died forgot the machine that it was parting with that one for": (
+        rebuilt(2612102306, kind="deputies", faults=[3, 5, 9], examples=31, epochs=2),
+        wrapped(DeputyStaffing, "_lose", lambda *given: None), "I5"),
 }  # fmt: skip
 
 

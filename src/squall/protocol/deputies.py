@@ -17,11 +17,10 @@ from squall.protocol.policy import Policy
 
 
 class Losing(NamedTuple):
-    """A machine that is lost as soon as the deputy is parted with: its own, or one behind which the run goes back."""
+    """Why a machine is lost as soon as the deputy is parted with: its own, or one behind which the run goes back."""
 
-    machine: int
     why: str
-    believed: bool  # what its shards have taken for true
+    accuser: int | None  # the machine that has refused what runs there
 
 
 class Deputies:
@@ -36,7 +35,7 @@ class Deputies:
         self.wake_at: float | None = None  # when they are asked again
         self._ask_until = 0.0
         self._pid, self._address = -1, ""
-        self.losing: Losing | None = None
+        self.losing: dict[int, Losing] = {}  # by machine
         self._without: dict[int, None] = {}  # machines that never follow it
         self._with: dict[int, None] = {}  # that do
 
@@ -51,7 +50,7 @@ class Deputies:
 
     def _begin(self, node: Node | None) -> None:
         self.node, self.whole, self.voters, self.parting, self.wake_at = node, False, (), "", None
-        self._without, self._with, self.losing = {}, {}, None
+        self._without, self._with = {}, {}
 
     def kept(self, node: Node, effects: list[Effect]) -> None:
         if node == self.node:
@@ -105,7 +104,7 @@ class Deputies:
         """It takes over nothing any more, though it may be there."""
         assert self.node is not None
         effects: list[Effect] = [CopyTo(None), Forget(self.node)]
-        if self.losing is None or self.losing.machine != self.machine:
+        if self.machine not in self.losing:
             effects.append(Send(Node("nursery", self._placing.on[self.node]), KillProcess(self.node)))
         self._begin(None)
         return effects

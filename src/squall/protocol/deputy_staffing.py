@@ -41,12 +41,21 @@ class DeputyStaffing(MachineStaffing):
             self._fail(why, effects)
         if self.phase is Phase.ENDED or not self.deputies.parted or self.deputies.node is None:
             return
-        deputy, losing = self.deputies.node, self.deputies.losing
+        deputy = self.deputies.node
         effects += [*self.deputies.leave(), notes.MemberLeft(deputy)]
         self._placing.vacate(deputy)
-        if losing is not None:
-            self._on_machine_lost(losing.machine, losing.why, now, effects, losing.believed)
+        self._lose(now, effects)
         self._have_another(deputy, now, effects)
+
+    def _lose(self, now: float, effects: list[Effect]) -> None:
+        """The machines that were lost while the deputy might have taken over. It may have, on one of them."""
+        losing, self.deputies.losing = self.deputies.losing, {}
+        for accused, (why, accuser) in losing.items():
+            machine = accused if accused != self.home else accuser
+            if machine == self.home:
+                self._fail(why, effects)
+            elif machine is not None:
+                self._on_machine_lost(machine, why, now, effects, accuser)
 
     def _have_another(self, deputy: Node, now: float, effects: list[Effect]) -> None:
         """In the place of this one, if the run has not ended."""
@@ -75,6 +84,7 @@ class DeputyStaffing(MachineStaffing):
         self._heartbeats.forget(Node("nursery", self.home))
         self._evaluations.moved(effects)
         self._on_machine_lost(before, "the coordinator was there, and is heard no more", now, effects)
+        self._lose(now, effects)
         if self.phase is Phase.RUNNING:
             effects.append(Send(Node("nursery", self.home), Leads(1 + max([self._newest, *self._lost_machines]))))
         if self._snapshots.under_way:

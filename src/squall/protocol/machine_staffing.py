@@ -99,7 +99,7 @@ class MachineStaffing(Staffing):
         elif machine == self.home:
             self._fail(text, effects)
         else:
-            self._on_machine_lost(machine, text, now, effects, believed=machine == accused)
+            self._on_machine_lost(machine, text, now, effects, accuser)
 
     def _machine_of(self, node: Node) -> int | None:
         """None: the process has left, or another one is in its place."""
@@ -183,15 +183,15 @@ class MachineStaffing(Staffing):
             self._on_machine_lost(nursery.index, why, now, effects)
 
     def _on_machine_lost(
-        self, machine: int, why: str, now: float, effects: list[Effect], believed: bool = True
+        self, machine: int, why: str, now: float, effects: list[Effect], accuser: int | None = None
     ) -> None:  # fmt: skip
-        """`believed`: what its shards have taken for true may go on elsewhere."""
+        """`accuser`: the machine that refused one of its processes. Its own shards were not believed, if that is it."""
         if self.phase is Phase.ENDED or machine not in self._placing.rooms:
             return
         shards = [node for node in self._placing.there(machine) if node.role == "shard"]
-        goes_on = all(believed and self._copies.can_take_over(shard, without=machine) for shard in shards)
+        goes_on = all(machine != accuser and self._copies.can_take_over(shard, without=machine) for shard in shards)
         if self.deputies.whole and (machine == self.deputies.machine or not goes_on):
-            self.deputies.losing = Losing(machine, why, believed)
+            self.deputies.losing[machine] = Losing(why, accuser)
             self.deputies.part(f"machine {machine} was lost: {why}", now)
             self._part(now, effects)
             return

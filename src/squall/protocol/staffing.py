@@ -28,6 +28,10 @@ class Staffing(Closing):
     def _proceed(self, now: float, effects: list[Effect]) -> None:
         """Members have come or gone: give work to those who wait for it and may have it now."""
 
+    @abstractmethod
+    def _lose(self, now: float, effects: list[Effect]) -> None:
+        """The machines for which the deputy had to go first, now that it has."""
+
     def _on_stop(self, asked: StopRequested | StopAsked, now: float, effects: list[Effect]) -> None:
         if asked.failed:
             self.error = asked.why
@@ -55,6 +59,8 @@ class Staffing(Closing):
         if node.role == "evaluator" or not self._depart(node, now, effects):
             effects.append(Forget(node))  # at once: its Join may still be on its way, and nobody is behind it
         self._replace(node, why, now, effects, blameless)
+        if node.role == "deputy":
+            self._lose(now, effects)
         self._look_for_end(now, effects)
 
     def _on_shard_lost(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
