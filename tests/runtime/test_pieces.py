@@ -11,15 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from squall.protocol.effects import Effect, Payload, WritePiece, WriteSnapshot
-from squall.protocol.events import Event, MessageArrived, PieceWritten, SnapshotWritten
+from squall.protocol.effects import Effect, Payload, Transmit, WritePiece, WriteSnapshot
+from squall.protocol.events import Event, FrameArrived, MessageArrived, PieceWritten, SnapshotWritten, Started
 from squall.protocol.exchanges import Exchanges
+from squall.protocol.frames import Frame
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.messages import PIECE_BYTES, PieceKept, SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.shard import Shard
 from squall.protocol.speaking import LOOP, places_of
+from squall.protocol.succession import Journaled, steps
 from squall.runtime.arena import Shape
 from squall.runtime.driver import Host
+from squall.runtime.journal import Journal
 from squall.runtime.pieces import FarShardHost, Pieces, PiecesHost
 from squall.runtime.places import Places
 from squall.runtime.ranges import Ranges
@@ -147,3 +151,19 @@ def test_a_disk_that_is_full_in_the_middle_of_the_last_piece_is_told(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert isinstance(stored, PieceWritten)
     assert "File too large" in stored.error
+
+
+@pytest.mark.parametrize("came", [0, 1])
+def test_a_file_of_which_its_shard_dies_is_asked_for_anew(came: int) -> None:
+    """Its successor has none of it: it sends no further piece, though nobody has acknowledged the last one."""
+    journal = Journal(memory := bytearray(Journal.size()))
+    first = Journaled(Shard(SHARD, Exchanges()), journal)
+    asked = FrameArrived(COORDINATOR, Frame(1, 0, TakeSnapshot(3)))
+    events = [Started(), asked, SnapshotWritten(3, checksum=9, size=3 * PIECE_BYTES)]
+    for event in [*events, *(FrameArrived(COORDINATOR, Frame(2 + i, 1 + i, PieceKept(3))) for i in range(came))]:
+        for effect in first.on(event, 0.0):
+            first.did(steps(effect))
+    again = Journal(memory).succeed().on(Started(), 1.0)
+    said = [effect.frame.message for effect in again if isinstance(effect, Transmit) and effect.frame.message]
+    assert said
+    assert set(said) == {SnapshotLost(3)}

@@ -10,7 +10,7 @@ import pytest
 
 from squall.protocol import succession
 from squall.protocol.effects import Apply, Effect, WriteSnapshot
-from squall.protocol.events import Event, FrameArrived
+from squall.protocol.events import Event, FrameArrived, Started
 from squall.protocol.messages import Exchange
 from squall.protocol.notes import MemberReplaced
 from squall.protocol.shard_duties import ShardDuties
@@ -71,8 +71,10 @@ def with_new_links(original: Any, linked: Journaled, *given: Any) -> list[Effect
     return carried_out
 
 
-def never(original: Any, duties: ShardDuties, *given: Any) -> None:
-    """What was asked for is not asked for again."""
+def as_if_nothing_was_lost(original: Any, duties: ShardDuties, event: Event, *given: Any) -> None:
+    """Nobody is told that a snapshot lacks a file."""
+    if not isinstance(event, Started):
+        original(duties, event, *given)
 
 
 def at_the_first_death(original: Any, staffing: Staffing, shard: Any, why: str, now: float, effects: Any) -> None:
@@ -95,7 +97,9 @@ PLANTED: dict[str, Planted] = {
     "numbers are put again where a replica computes on them": Planted(
         replaced("left", as_if_new), 200, "I1 AssertionError"),
     "links begin anew": Planted(wrapped(Journaled, "take_again", with_new_links), 60, "I5"),
-    "a snapshot is not written again": Planted(wrapped(ShardDuties, "_write_again", never), 200, "I5"),
+    "a snapshot is not begun anew": Planted(wrapped(ShardDuties, "_on_duty", as_if_nothing_was_lost), 200, "I5 KeyError"),
+    "pieces of a file that is gone travel": Planted(
+        wrapped(Journaled, "_lose_files", lambda *given: None), 600, "I1 KeyError"),
     "the first death ends the run": Planted(wrapped(Staffing, "_on_shard_lost", at_the_first_death), 20, "I5"),
     "nobody succeeds a shard": Planted(wrapped(Staffing, "_on_shard_lost", nobody_there), 20, "I5"),
 }  # fmt: skip

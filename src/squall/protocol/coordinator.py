@@ -26,6 +26,7 @@ from squall.protocol.events import (
     TimePassed,
 )
 from squall.protocol.frames import Message
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Refusal
 from squall.protocol.membership import Applied
 from squall.protocol.messages import (
@@ -154,6 +155,9 @@ class Coordinator(DeputyStaffing):
                     self._on_arriving([sender], now, effects)
             case SnapshotTaken():
                 self._on_snapshot_taken(sender, message, now, effects)
+            case SnapshotLost(number):
+                if self._snapshots.under_way and number == self._snapshots.newest:
+                    self._snapshots.begin_anew(self._ledger(), effects)
             case _:
                 self._on_work(sender, message, now, effects)
 

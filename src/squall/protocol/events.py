@@ -230,7 +230,7 @@ class CopyTaken(Event, frozen=True, gc=False):
 
 
 class Moved(Event, frozen=True, gc=False):
-    """The shard, or the coordinator, goes on on another machine than before, where none of a snapshot's files is."""
+    """The shard, or the coordinator, goes on on another machine than before."""
 
 
 class PieceWritten(Event, frozen=True, gc=False):

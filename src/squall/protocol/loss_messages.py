@@ -1,4 +1,4 @@
-"""What a shard tells the coordinator of the copies of its numbers, and of what it has lost."""
+"""What a shard tells the coordinator of the copies of its numbers, and of what it has lost by dying."""
 
 from __future__ import annotations
 
@@ -22,4 +22,10 @@ class UpdatesLost(Struct, frozen=True, tag="undone", array_like=True, gc=False):
     covers: tuple[Cover, ...]
 
 
-Message = Kept | UpdatesLost
+class SnapshotLost(Struct, frozen=True, tag="unsaved", array_like=True, gc=False):
+    """The shard has died over its part of the snapshot, which is begun anew."""
+
+    number: Count
+
+
+Message = Kept | UpdatesLost | SnapshotLost

@@ -1,11 +1,10 @@
 """Who goes on from a journal on another machine than before: in its backup's place (`protocol.copied`).
 
-It is succession (`protocol.succession`), but for three things:
+It is succession (`protocol.succession`), but for two things:
 
 - Weights that were sent and not acknowledged do not lie there. Who has not got them says so, and is answered anew, with
   the newest ones.
 - Its clock is another one, and goes on from where the last event's was.
-- A file of a snapshot that was on its way is gone with its machine (`Moved`).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from squall.protocol.effects import Effect, Send, Transmit
+from squall.protocol.effects import Effect, Transmit
 from squall.protocol.events import Event, FrameArrived, Moved, TimePassed
 from squall.protocol.frames import HAVE, LOST, Frame
 from squall.protocol.link import Link
 from squall.protocol.machine import Machine
-from squall.protocol.messages import Exchanged, SnapshotPiece, SnapshotTaken
+from squall.protocol.messages import Exchanged
 from squall.protocol.nodes import Node
 from squall.protocol.succession import Journal, Journaled
 
@@ -80,13 +79,10 @@ class Movable(Journaled):
         """The first event that takes who goes on in a backup's place."""
         self._moves = False
         self._left = [each for each in self._left if not isinstance(each, Transmit)]  # what lacks is sent again
+        self._lose_files()
         for node, link in self._links.items():
-            for place, (number, send) in enumerate(link.unacked):
-                if isinstance(send.message, SnapshotPiece):  # the snapshot was begun anew
-                    given_up = SnapshotTaken(send.message.number, 0, (), "its shard's machine was lost over it")
-                    link.unacked[place] = number, Send(node, given_up)
-                elif send.payload is not None:
-                    self._unheard[node] = None
+            if any(send.payload is not None for _, send in link.unacked):
+                self._unheard[node] = None
         effects: list[Effect] = []
         super()._hand_over(Moved(), now, effects)
         self._unheard = {node: None for node in self._unheard if node in self._links}  # others are forgotten

@@ -12,6 +12,7 @@ from squall.protocol.copy_messages import KeepCopy
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PayloadKind, Send, WriteSnapshot
 from squall.protocol.events import Event, MessageArrived, Moved, SnapshotWritten, Started, TimePassed
 from squall.protocol.frames import Message
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import (
     PIECE_BYTES,
@@ -119,27 +120,18 @@ class ShardDuties(ABC):
                 effects.append(Admit(node, machine))
             case MessageArrived(_, KeepCopy(backup, machine, beside)):
                 effects.append(CopyTo(backup, machine, beside))
-            case Moved():
-                self._snapshots, self._travelling = {}, None
             case MessageArrived(_, Stop()):
                 # Who has not left is not waited for: of a run that has failed, replicas may be gone already.
                 effects.extend(Forget(replica_node(each.slot, each.incarnation)) for each in self.view.members)
                 effects.append(End("finished"))
-            case Started():
-                for taken in list(self._snapshots.values()):
-                    self._write_again(taken, effects)
-            case TimePassed() | SnapshotWritten():
+            case Started():  # in the place of another one, whose files nobody else has
+                over = [] if self._travelling is None else [self._travelling.taken.number]
+                effects += [Send(COORDINATOR, SnapshotLost(number)) for number in (*self._snapshots, *over)]
+                self._snapshots, self._travelling = {}, None
+            case TimePassed() | SnapshotWritten() | Moved():
                 pass
             case _:
                 raise AssertionError(f"{self.node} does not know {event!r}")
-
-    def _write_again(self, taken: SnapshotTaken, effects: list[Effect]) -> None:
-        """The process before this one died before it had told that it was written; updates may have come since."""
-        if taken.version == self.version:
-            effects.append(WriteSnapshot(taken.number, taken.version))
-        else:
-            del self._snapshots[taken.number]
-            effects.append(Send(COORDINATOR, msgspec.structs.replace(taken, error="a shard died over it")))
 
     def _send_piece(self, effects: list[Effect]) -> None:
         """Send the next piece of the file on its way; behind the last one, that the snapshot is taken."""

@@ -19,7 +19,7 @@ from squall.protocol.answering.messages import AnswersPiece, NotKept
 from squall.protocol.collective import messages as c
 from squall.protocol.effects import Payload
 from squall.protocol.frames import Message
-from squall.protocol.loss_messages import Kept, UpdatesLost
+from squall.protocol.loss_messages import Kept, SnapshotLost, UpdatesLost
 from squall.protocol.nodes import Node
 from squall.protocol.sandblaster import messages as s
 
@@ -57,7 +57,16 @@ COMMON: Says = {
     ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
     ("part", "shard"): frozenset({m.Parcel}),
     ("replica", "shard"): frozenset({m.Exchange}),
-    ("shard", "coordinator"): frozenset({m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, n.Heard, n.Refused}),
+    ("shard", "coordinator"): frozenset(
+        {
+            m.ViewSeen,
+            m.SnapshotTaken,
+            m.SnapshotPiece,
+            SnapshotLost,
+            n.Heard,
+            n.Refused,
+        }
+    ),
     ("shard", "evaluator"): frozenset({m.Exchanged}),
     ("shard", "part"): frozenset({m.Parcel}),
     ("shard", "replica"): frozenset({m.Exchanged}),

@@ -26,11 +26,12 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from squall.protocol.answering.effects import WriteAnswers
-from squall.protocol.effects import Apply, CalculateVectors, Effect, Transmit, WritePiece, WriteSnapshot
+from squall.protocol.effects import Apply, CalculateVectors, Effect, Send, Transmit, WritePiece, WriteSnapshot
 from squall.protocol.events import Event, NumbersTorn, Started
 from squall.protocol.link import Linked
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Machine
-from squall.protocol.messages import Exchanged
+from squall.protocol.messages import Exchanged, SnapshotPiece
 from squall.protocol.unsaved import GoBack
 
 # By machines, of their hosts, where nothing was answered.
@@ -83,6 +84,7 @@ class Journaled(Linked):
             return []
         effects: list[Effect] = []
         if self._succeeds:
+            self._lose_files()
             back = self._go_back(now)
             effects, self._left, self._succeeds = [*back, *self._left], (), False
             self._ask_again(now, effects)
@@ -90,6 +92,14 @@ class Journaled(Linked):
                 self._early = True
                 effects += super().on(Started(), now)
         return effects + super().on(event, now)
+
+    def _lose_files(self) -> None:
+        """Those that were on their way to the coordinator were the dead process's own."""
+        self._left = [effect for effect in self._left if not _is_piece(effect)]
+        for node, link in self._links.items():
+            for place, (number, send) in enumerate(link.unacked):
+                if isinstance(send.message, SnapshotPiece):
+                    link.unacked[place] = number, Send(node, SnapshotLost(send.message.number))
 
     def _go_back(self, now: float) -> list[Effect]:
         if self._torn is None:
@@ -133,6 +143,10 @@ class Journaled(Linked):
         if rest and rest[0] is not effects[carried_out]:
             carried_out += 1  # a message that has not left: its numbers are at their place
         return [*taken, *((effect, at or 0.0) for effect in effects[:carried_out])]
+
+
+def _is_piece(effect: Effect) -> bool:
+    return isinstance(effect, Transmit) and isinstance(effect.frame.message, SnapshotPiece)
 
 
 def less(sent: Transmit, version: int, lost: int) -> Transmit:

@@ -118,6 +118,11 @@ class ShardPhantom(Phantom):
         self.copy = version, File(self.fold, tuple(self.applied))
         self.fetched: dict[int, int] = {}  # slot -> the version that was delivered to it
 
+    def dies(self) -> None:
+        """What its process alone knew is gone, as are files on their way: they had no name any more."""
+        self.given, self.files = 0, {}
+        self.memory.pieces[self.node.index] = (-1, -1, NOTHING)
+
     def torn(self, inside: Effect) -> int | None:
         """It was killed inside this. Returns the version of its copy, if it needs one."""
         self.fold, self.applied = -1, []

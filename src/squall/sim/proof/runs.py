@@ -211,7 +211,7 @@ class ChaoticRun(ABC):
     def _successor(self, node: Node, held: Phantom) -> Linked:
         journal = self.journals[node]
         if isinstance(held, ShardPhantom):
-            held.given = 0  # its process knows no more
+            held.dies()
             copied = held.torn(journal.torn) if journal.torn is not None else None
             if copied is None:
                 journal.torn = None
