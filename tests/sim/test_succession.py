@@ -97,7 +97,8 @@ PLANTED: dict[str, Planted] = {
     "numbers are put again where a replica computes on them": Planted(
         replaced("left", as_if_new), 200, "I1 AssertionError"),
     "links begin anew": Planted(wrapped(Journaled, "take_again", with_new_links), 60, "I5"),
-    "a snapshot is not begun anew": Planted(wrapped(ShardDuties, "_on_duty", as_if_nothing_was_lost), 200, "I5 KeyError"),
+    "a snapshot is not begun anew": Planted(
+        wrapped(ShardDuties, "_on_duty", as_if_nothing_was_lost), 200, "I5 KeyError"),
     "pieces of a file that is gone travel": Planted(
         wrapped(Journaled, "_lose_files", lambda *given: None), 600, "I1 KeyError"),
     "the first death ends the run": Planted(wrapped(Staffing, "_on_shard_lost", at_the_first_death), 20, "I5"),

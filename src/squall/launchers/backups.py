@@ -105,7 +105,7 @@ def _begin(job: Job, backup: Node, here: Collection[Node]) -> None:
 
 
 def _take_over(job: Job, shard: Node, backup: Node) -> None:
-    if backup not in job.backups:
+    if backup not in job.backups or not job.backups[backup].journal.begun:
         raise OSError(f"what {backup} had kept is gone")
     job.legacies[shard.index] = job.backups.pop(backup)
     job.legacies[shard.index].backed = True

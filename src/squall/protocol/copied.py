@@ -214,9 +214,11 @@ class Copied(Movable):
                     self._held.append((self._number, effect))
                 case _ if self._backup is not None and isinstance(effect, RECORDED):
                     self._held.append((self._number, effect))
+                case Forget(node) if any(isinstance(each, Transmit) and each.to == node for _, each in self._held):
+                    self._held.append((self._number, effect))  # it waits for these, its last
                 case End():
-                    kept += [each for _, each in self._held if not isinstance(each, Transmit)]
-                    self._held = deque(each for each in self._held if isinstance(each[1], Transmit))
+                    kept += [each for _, each in self._held if isinstance(each, RECORDED)]
+                    self._held = deque(each for each in self._held if not isinstance(each[1], RECORDED))
                     kept.append(effect)
                 case CopyTo() | CopyMore():
                     asked.append(effect)  # behind all else that the event leads to, of which the state has come

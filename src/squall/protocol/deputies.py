@@ -87,6 +87,11 @@ class Deputies:
             (self._with if message.follows else self._without)[machine] = None
 
     @property
+    def accused(self) -> bool:
+        """Something on its machine was refused, so it does not take over."""
+        return self.machine in self.losing and self.losing[self.machine].accuser is not None
+
+    @property
     def parted(self) -> bool:
         """Half of the machines at least stay with this coordinator."""
         stay = {self._placing.home, *self._without}

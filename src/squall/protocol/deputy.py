@@ -54,6 +54,8 @@ class Deputy:
                     self._follow[machine] = None
                 return self._lead() if self._many else []
             case MessageArrived(sender) if sender == COORDINATOR:
+                if self._asks and not self._leads:  # votes are for ever, and this stall is over: another may begin anew
+                    return [End("finished")]
                 self._heartbeats.heard(COORDINATOR, now)
             case TimePassed() if self._heartbeats.wake_at is not None and now >= self._heartbeats.wake_at:
                 effects = self._look(now)
@@ -73,7 +75,7 @@ class Deputy:
 
     def _look(self, now: float) -> list[Effect]:
         silent, coordinator = self._heartbeats.silent(now), self._coordinator
-        if not silent or coordinator is None or self._leads:
+        if not silent or coordinator is None or self._leads or coordinator.deputies.accused:
             return []
         if self._follow and silent[COORDINATOR] >= self._alone_after_s:
             return self._save()

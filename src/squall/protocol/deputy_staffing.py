@@ -48,13 +48,10 @@ class DeputyStaffing(MachineStaffing):
         self._have_another(deputy, now, effects)
 
     def _lose(self, now: float, effects: list[Effect]) -> None:
-        """The machines that were lost while the deputy might have taken over. It may have, on one of them."""
+        """The machines that were lost while the deputy might have taken over: it may have, on one that was silent."""
         losing, self.deputies.losing = self.deputies.losing, {}
-        for accused, (why, accuser) in losing.items():
-            machine = accused if accused != self.home else accuser
-            if machine == self.home:
-                self._fail(why, effects)
-            elif machine is not None:
+        for machine, (why, accuser) in losing.items():
+            if machine != self.home:
                 self._on_machine_lost(machine, why, now, effects, accuser)
 
     def _have_another(self, deputy: Node, now: float, effects: list[Effect]) -> None:

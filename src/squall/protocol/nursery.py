@@ -80,6 +80,7 @@ class NurseryMachine:
         self._deputies: dict[Node, int] = {}  # that it calls, and their machines
         self._followed = False  # there is a deputy, which may ask this
         self._moved: Placed | None = None  # the coordinator, which began elsewhere
+        self._leads = False  # it goes on on this machine
         self._leaving = self._let_go = False  # it wants to; the run goes on without it, and at once
         self._leave_by: float | None = None
 
@@ -137,6 +138,9 @@ class NurseryMachine:
         if lost.node.role in ("backup", "deputy"):
             self._ended.add(lost.node)
             if (start := self._behind.pop(lost.node, None)) is not None:
+                if start.node == COORDINATOR:
+                    self._leads = True
+                    self._heartbeats.cease()
                 return [StartMember(start.node, start.first, start.ends)]
         return [Send(COORDINATOR, lost)]
 
@@ -164,7 +168,7 @@ class NurseryMachine:
                 self._deputies[deputy] = machine
                 return [*before, Admit(deputy, machine, address)]
             case Placed():
-                self._heartbeats.heard(COORDINATOR, now)
+                self._hear(now)
                 self._moved = message
                 return [Redirect(message)]
             case Leads(number):
@@ -187,7 +191,7 @@ class NurseryMachine:
             case KillProcess(node):
                 return [KillMember(node)]
             case Alive():
-                self._heartbeats.heard(COORDINATOR, now)
+                self._hear(now)
                 return []
             case Leaving():
                 self._leave_by, self._let_go = now + LEAVE_WITHIN_S, True
@@ -197,6 +201,11 @@ class NurseryMachine:
             case Stop():
                 return [End("left" if self._let_go else "finished")]  # or the run moves, as the head says
         raise AssertionError(f"{self.node} does not know {message!r}")
+
+    def _hear(self, now: float) -> None:
+        """Of the coordinator; of one on this machine it sees whether that is there."""
+        if not self._leads:
+            self._heartbeats.heard(COORDINATOR, now)
 
     def _forget(self, deputy: Node) -> list[Effect]:
         """Who answers where it was called is no coordinator of this machine's. Its own nursery hears it to its end."""

@@ -68,7 +68,13 @@ class Staffing(Closing):
         text = f"shard {shard.index} was lost"
         if self.error or not self.policy.succeeds:
             self._fail(f"{text} ({why})", effects, [shard])
-        elif self._replacing.lost(shard, now) >= LOST_IN_A_ROW:
+        elif (lost := self._replacing.lost(shard, now)) >= LOST_IN_A_ROW and self._copies.can_take_over(
+            shard, without=self._placing.on[shard]
+        ):
+            self._replacing.fruitful(shard)
+            self._take_over(shard, f"{why}, as others before it", now, effects)
+            self._renew_apart([shard], now, effects)
+        elif lost >= LOST_IN_A_ROW:
             self._fail(f"{text} {LOST_IN_A_ROW} times in a row, last: {why}", effects, [shard])
         else:
             self._replacing.joined(shard, now)
@@ -100,6 +106,9 @@ class Staffing(Closing):
 
     def _renew_backup(self, backup: Node, now: float, effects: list[Effect]) -> None:
         """Another one in its place, where it is best now."""
+        if self._replacing.awaits(backup):  # it has not started
+            self._placing.vacate(backup)
+            return
         machine = self._placing.on[backup]
         self._copies.lost(backup, effects)
         self._placing.vacate(backup)

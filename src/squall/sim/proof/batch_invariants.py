@@ -115,8 +115,10 @@ class BatchAuditor:
                 self._answered.setdefault(to, {})[node.index] = self._kept_back.pop((node, payload))
             case Transmit(to, Frame(message=Calculation() as calculation)):
                 self._on_asked(to.index, calculation)
-            case Transmit(again=False):
-                self._on_sent(node, what.to, what.frame.message)
+            case Transmit(to, frame, payload, False):
+                if payload is not None:
+                    self._kept_back.pop((node, payload), None)  # of a shard that was lost before it could say so
+                self._on_sent(node, to, frame.message)
             case CalculateVectors(calculation):
                 self._on_calculation(node.index, calculation)
             case WriteSnapshot(number):

@@ -24,6 +24,7 @@ def excuses(
     copying = chaos.deputy and had["backup"] + had["shard"] > 0  # a copy was being made as the coordinator stood still
     late |= copying and had["Pause"] > 0
     lost = end.reason.startswith(("machine ", FIRST_LOST)) and (silenced or late)
+    lost |= chaos.deputy and silenced and end.reason.endswith("nothing was saved")  # a deputy that nobody follows saves
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped
     died = 0
     bereft = NOBODY_LEFT in end.reason and had["replica"] + had["part"] + had["Lie"] + silenced > 0

@@ -101,7 +101,9 @@ class Stillness:
         now, found = self._world.now, self._nodes(fault)
         for node in found:
             before = self._still.get(node)
-            began = before.since if before is not None and before.stopped and before.until >= now else now
+            # Who goes on between two looks seems to stand still all along.
+            goes_on = before is not None and before.stopped and before.until >= now - LOOK_EVERY_S
+            began = before.since if before is not None and goes_on else now
             if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until >= now:
                 began = min(began, self._moved.get(node, now))  # in the midst of a step
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)

@@ -116,7 +116,7 @@ class MachineBooks:
                 self._at[slot] = [sent.to.index] * (self._parts if first is None else 1)
                 self._owed.pop(slot, None)
             case StartProcess(Node("part") as part):
-                self._at[self._slot(part)].append(sent.to.index)
+                self._at.get(self._slot(part), []).append(sent.to.index)  # none: its replica has died meanwhile
             case KillProcess(process):
                 self._ending[process] = sent.to.index
             case Leaving():  # without a shard there: else the run moves

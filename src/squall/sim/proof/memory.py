@@ -93,6 +93,7 @@ class Memory:
         return self.pieces[payload.shard] if payload.kind == "piece" else self._read(payload)
 
     def write(self, payload: Payload, numbers: Any) -> None:
+        self._torn.pop(_place(payload), None)
         if payload.part > 0:
             self.parcels[_place(payload)] = numbers
         elif payload.kind == "piece":
@@ -119,6 +120,12 @@ class Memory:
         """Whoever had the slot is gone."""
         self.in_use.pop(slot, None)
         for place in [place for place in self._torn if place[1] == slot]:
+            del self._torn[place]
+
+    def clear(self, slot: int, buffer: int) -> None:
+        """A gradient begins anew, over whatever lies there: half of one, too, of who had the slot before."""
+        self.gradients[slot, buffer] = []
+        for place in [place for place in self._torn if place[:3] == ("gradient", slot, buffer) and place[4] == 0]:
             del self._torn[place]
 
     def check_free(self, payload: Payload, now: float) -> None:
@@ -153,7 +160,6 @@ class Memory:
         place, newness = _place(payload), _newness(payload)
         if newness >= self._newest.get(place, newness):
             self._newest[place] = newness
-            self._torn.pop(place, None)
             self.write(payload, numbers)
 
     def tear(self, payload: Payload, numbers: object) -> bool:

@@ -95,7 +95,7 @@ class ReplicaPhantom(Phantom):
         if hosts.leaves_out(hosts.computed) and not again:
             return events.BatchSkipped()
         if not effect.accumulate:
-            self.memory.gradients[slot, effect.buffer] = []
+            self.memory.clear(slot, effect.buffer)
         if finite:
             basis = tuple(written.version for written in self.memory.weights[slot, self.active])
             gradient = Gradient(hosts.computed, *batch, basis, hosts.factors(hosts.computed), batch == self._stepped)
