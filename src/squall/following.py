@@ -92,6 +92,8 @@ def recorded_end(path: Path) -> End:
 def stop(path: Path, now: bool = False) -> str:
     """Stop the run and wait until all of its processes are gone; returns what there is, in words."""
     _check(path)
+    if running.kept(path):
+        raise ValueError(f"{path} is kept for a run that another machine leads: stop it there, by its own directory")
     over = running.ended(path, 0.0)
     if now:
         running.kill(path)

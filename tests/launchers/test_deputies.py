@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import dropwhile
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from squall import following
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.role_processes import NurseryChannel
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
+from squall.runtime import running
 from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers.processes import START_S, Started, send, wait_for
@@ -181,6 +183,39 @@ def test_who_has_joined_a_run_that_went_on_is_a_machine_like_others(tmp_path: Pa
         found.machines.append(found.join())
         wait_for(lambda: second.told("deputy 0", since="machine 3, with room"), START_S, "a deputy that has its vote")
         lose_the_next(found, second)
+
+
+@deep.only
+def test_a_run_that_goes_on_elsewhere_is_stopped_there(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        assert second.directory not in running.running(second.directory.parent)
+        with pytest.raises(ValueError, match="kept for a run that another machine leads"):
+            following.stop(second.directory)
+        lose_first_machine(found)
+        second.leads()
+        assert second.directory in running.running(second.directory.parent)
+        assert f"{second.directory} is over (interrupted" in following.stop(second.directory)
+
+
+@deep.only
+def test_who_has_no_coordinator_any_more_leaves_the_run_to_its_deputy(tmp_path: Path) -> None:
+    """It does not begin again beside that, though it could."""
+    with cluster(tmp_path, 3, *COPIED) as found:
+        found.event("started")
+        wait_whole(found.run)
+        second = Second(found, found.machines)
+        (nursery,) = children(found.run.process.pid)
+        while found.run.process.poll() is None:  # one after the other, until it is not succeeded
+            with suppress(OSError, ValueError):
+                send((pid for pid in children(nursery) if role_of(pid) == "coordinator of"), signal.SIGKILL)
+        status, _, err = found.run.finish()
+        assert status == 1
+        assert "the other machines go on with the run" in err
+        wait_for(lambda: second.told("by its deputy"), START_S, "a takeover")
+        second.interrupt()
 
 
 @deep.only  # the old one asks for half a minute

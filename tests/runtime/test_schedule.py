@@ -202,6 +202,10 @@ def test_a_process_that_is_killed_while_it_packs_loses_nothing_and_doubles_nothi
     found = list(read(path))
     assert found == said[: len(found)]
     assert len(found) > 3 * (1 << 14) / 420
+    successor = ScheduleWriter(path, goes_on=True)
+    for record in RECORDS[len(found) :]:  # further pieces among them
+        successor.add(record)
+    assert list(read(path)) == RECORDS
 
 
 def test_pieces_that_are_gone_or_damaged_are_named(tmp_path: Path, small_pieces: None) -> None:

@@ -15,7 +15,7 @@ from squall.runtime.deputing import Kept
 from squall.runtime.job import Job
 from squall.runtime.journal import Journal
 from squall.runtime.legacy import shared_memory
-from squall.runtime.lock import take
+from squall.runtime.lock import sign, take
 from squall.runtime.machines import COORDINATOR_BYTES, legacy_of
 from squall.transports.opening import listening
 
@@ -51,7 +51,11 @@ def _begin_deputy(job: Job, deputy: Node) -> None:
     assert job.site is not None
     remove_unused(job)
     directory = _new_directory(job.directory.name, job.site.machine)
-    lock = take(directory, os.getppid())  # held by all that are forked from here
+    try:
+        lock = take(directory, None)  # held by all that are forked from here
+    except ValueError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise OSError(str(error)) from None
     job.deputies[deputy] = Kept(Journal(shared_memory(Journal.size(COORDINATOR_BYTES))), directory, lock)
     job.site.pieces.outlive(max(job.recipe.shards, job.recipe.replicas), 4 * job.layout.length)
     if DEPUTY not in job.site.listeners:
@@ -73,6 +77,7 @@ def _lead(job: Job, deputy: Node) -> Job:
         raise OSError(f"what {deputy} had kept is gone")
     assert job.site is not None
     kept = job.deputies.pop(deputy)
+    sign(kept.lock, os.getppid())
     listener = job.site.listeners[COORDINATOR] = job.site.listeners.pop(DEPUTY)
     job.site.moved(COORDINATOR, job.site.machine, ("localhost", listener.getsockname()[1]))
     return replace(job, journal=kept.journal, directory=kept.directory)

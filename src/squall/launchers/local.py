@@ -148,6 +148,8 @@ class LocalRun:
                 self._exits.told.append(said)
             case "ended":
                 lost = self._exits.lost(said["status"], said["reason"])
+                if not (said["status"] or self._stops):
+                    self._leave_to_others(lost or "the coordinator was lost")
                 self._goes_back = bool(lost) and self._begins_again
                 self._end_elsewhere(*(("moved", lost) if self._goes_back else (said["status"], said["reason"])))
 
@@ -211,9 +213,7 @@ class LocalRun:
 
         Raises `ProcessLost` where nothing is to begin again from here.
         """
-        if self._head is not None and self._head.others_go_on:
-            self._head.leave()  # they would take its word for the run's
-            raise LostAlone(f"{why}; {OTHERS}")
+        self._leave_to_others(why)
         if self._head is None or not self._begins_again:
             raise ProcessLost(why)
         if not self.gone():
@@ -225,6 +225,12 @@ class LocalRun:
         self._head.renew(self._pipe)
         self._goes_back = True
         self._end_elsewhere("moved", why)
+
+    def _leave_to_others(self, why: str) -> None:
+        """Raises `LostAlone` where they go on without the coordinator that was here."""
+        if self._head is not None and self._head.others_go_on:
+            self._head.leave()  # they would take its word for the run's
+            raise LostAlone(f"{why}; {OTHERS}")
 
     @property
     def _begins_again(self) -> bool:

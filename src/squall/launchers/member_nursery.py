@@ -142,10 +142,13 @@ class MemberNursery(Nursery):
             self._leave_head()
             self._line.close()
             self._line = PipeLine()
+        kept = self._job.deputies.get(ends) if ends is not None else None
         super()._replace(node, ends)
-        if ends is not None and node == COORDINATOR:
+        if kept is not None and node == COORDINATOR:
             here = f"the run's first machine is lost: the run goes on from this one, in {self._job.directory}"
             self._attendant.say(kind="told", text=here)
+            self._attendant.say(kind="holds")
+            self._attendant.hand(kept.lock)
 
     def _let_in(self, number: int) -> None:
         """Have `squall join` on this machine let further ones into the run."""

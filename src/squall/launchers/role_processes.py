@@ -280,7 +280,7 @@ def tell(node: Node, job: Job, sockets: Path, error: BaseException) -> int:
     if loader_killed(error):
         return LOST
     blame(error, node, job)
-    if node.role == "deputy":  # the run goes on without one
+    if node.role in ("backup", "deputy"):  # the run goes on without one
         traceback.print_exception(error)
     else:
         tell_raised(sockets, node, encode(error))

@@ -24,7 +24,9 @@ from squall.protocol.copy_messages import Entry, Has, Whole
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, Send, Transmit
 from squall.protocol.events import CopyKnown, Event, FrameArrived, MessageArrived, PeerReached, TimePassed, pack
 from squall.protocol.frames import LOST, Frame, Message
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Machine, Refusal
+from squall.protocol.messages import SnapshotPiece
 from squall.protocol.moved import Movable
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Note
@@ -232,6 +234,13 @@ class Copied(Movable):
         for each in asked:
             kept += self._copy_to(each) if isinstance(each, CopyTo) else [each]
         return kept
+
+    def _lose_files(self) -> None:
+        super()._lose_files()
+        for place, (number, effect) in enumerate(self._held):
+            if isinstance(effect, Transmit) and isinstance(piece := effect.frame.message, SnapshotPiece):
+                frame = replace(effect.frame, message=SnapshotLost(piece.number))
+                self._held[place] = number, Transmit(effect.to, frame)
 
     def _reduce(self, version: int, lost: int) -> None:
         super()._reduce(version, lost)

@@ -145,8 +145,10 @@ class Journaled(Linked):
         return [*taken, *((effect, at or 0.0) for effect in effects[:carried_out])]
 
 
-def _is_piece(effect: Effect) -> bool:
-    return isinstance(effect, Transmit) and isinstance(effect.frame.message, SnapshotPiece)
+def _is_piece(effect: Any) -> bool:
+    """Its numbers are of a file, or it only brings those to their place."""
+    payload = getattr(effect, "payload", None)
+    return payload is not None and payload.kind == "piece"
 
 
 def less(sent: Transmit, version: int, lost: int) -> Transmit:

@@ -31,20 +31,29 @@ def hold(directory: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def take(directory: Path, launcher: int) -> int:
-    """The same, until the descriptor is closed that it returns. `launcher`: the process that ends it all."""
+def take(directory: Path, launcher: int | None) -> int:
+    """The same, until the descriptor is closed that it returns. `launcher`: who ends it all, if anybody."""
     path = directory / LOCK
     with written(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.pwrite(handle, identity(launcher).encode(), 0)
-        os.truncate(handle, len(identity(launcher)))
-    except BlockingIOError:
-        told = os.pread(handle, 100, 0).decode()
-        os.close(handle)
-        raise ValueError(_refusal(path, told)) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(handle, 0)
+            if launcher is not None:
+                sign(handle, launcher)
+        except BlockingIOError:
+            told = os.pread(handle, 100, 0).decode()
+            os.close(handle)
+            raise ValueError(_refusal(path, told)) from None
+        except OSError:
+            os.close(handle)
+            raise
     return handle
+
+
+def sign(handle: int, launcher: int) -> None:
+    """Who ends it all, to all who look at the lock."""
+    os.pwrite(handle, identity(launcher).encode(), 0)
 
 
 def holders(path: Path, among: Iterable[int] | None = None) -> dict[int, str]:

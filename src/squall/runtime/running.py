@@ -29,7 +29,12 @@ def running(within: Path | None = None) -> dict[Path, set[int]]:
     for lock, pid in held():
         if (lock.parent / PLAN).exists() and (within is None or lock.is_relative_to(within.resolve())):
             found[lock.parent].add(pid)
-    return found
+    return {directory: pids for directory, pids in found.items() if not kept(directory)}
+
+
+def kept(directory: Path) -> bool:
+    """For a run that another machine leads, to go on from here if that is lost: nobody ends it here."""
+    return launcher(directory) is None and bool(holders(directory / LOCK))
 
 
 def launcher(directory: Path) -> str | None:

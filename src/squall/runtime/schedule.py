@@ -141,12 +141,15 @@ class ScheduleWriter:
             self._memory = memory = mmap.mmap(file, self._size)
         finally:
             os.close(file)
+        self._packed = int.from_bytes(memory[len(MAGIC) : BEGIN], "little")
+        pieces, self._packed_bytes = _whole_pieces(packed(self._path))
+        if packed(self._path).exists():
+            os.truncate(packed(self._path), self._packed_bytes)  # half a piece, perhaps
+        if pieces > self._packed:  # what is here is in the last one
+            return self._clear(memory)
         for _, begin, end in _spans(memory, self._size, BEGIN, HEAD):
             self._check, self._at = crc32(memory[begin:end], self._check), end
         memory[self._at :] = bytes(self._size - self._at)  # half a record, perhaps
-        self._packed = int.from_bytes(memory[len(MAGIC) : BEGIN], "little")
-        if self._packed:
-            self._packed_bytes = os.stat(packed(self._path)).st_size
 
     def _pack(self) -> None:
         """Move the records into the packed file. Killed at any moment, the process leaves each in one of the two."""
@@ -158,6 +161,9 @@ class ScheduleWriter:
             raise OSError(0, "it has the size that --keep-schedule leaves it")
         with open(packed(self._path), "ab", opener=partial(os.open, mode=0o600)) as file:
             file.write(len(piece).to_bytes(4, "little") + piece)
+        self._clear(memory)
+
+    def _clear(self, memory: mmap.mmap) -> None:
         memory[BEGIN:] = bytes(self._size - BEGIN)
         self._packed += 1
         memory[len(MAGIC) : BEGIN] = self._packed.to_bytes(4, "little")
@@ -223,6 +229,17 @@ def _pieces(path: Path) -> Iterator[Iterator[list[Any]]]:
             except lzma.LZMAError as error:
                 raise Damaged(f"{path} is damaged: {error}") from None
             yield (_decoder.decode(bare[begin:end]) for _, begin, end in _spans(bare, len(bare), 0, 1))
+
+
+def _whole_pieces(path: Path) -> tuple[int, int]:
+    """How many are there, and bytes of all of them."""
+    count = end = 0
+    if path.exists():
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while len(head := file.read(4)) == 4 and (stop := end + 4 + int.from_bytes(head, "little")) <= size:
+                count, end = count + 1, file.seek(stop)
+    return count, end
 
 
 def _spans(data: mmap.mmap | bytes, stop: int, at: int, head: int) -> Iterator[tuple[int, int, int]]:

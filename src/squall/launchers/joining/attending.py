@@ -2,7 +2,8 @@
 
     `squall join` -> nursery    the call, "leave"; "joined" of another machine
     nursery -> `squall join`    "joined", "listening" when there may be something to keep, "told" what the user is,
-                                "leads" when the run goes on from this machine; last "end" or "failed"
+                                "holds", with the lock of the run's directory, and "leads" when the run goes on from
+                                this machine; last "end" or "failed"
 
 A nursery whose `squall join` is gone takes part no longer.
 """
@@ -85,6 +86,8 @@ class Attending:
                 self._tell(f"this is machine {said['machine']} of the run at {head} now; Ctrl-C leaves it in order")
             case "listening":
                 self._listening = True
+            case "holds":
+                self._pipe.take()  # it ends the run from now on, and keeps its lock until then
             case "leads":
                 self._lead(said)
             case "end":
