@@ -49,7 +49,7 @@ class DeputyStaffing(MachineStaffing):
 
     def _lose(self, now: float, effects: list[Effect]) -> None:
         """The machines that were lost while the deputy might have taken over: it may have, on one that was silent."""
-        losing, self.deputies.losing = self.deputies.losing, {}
+        losing, self.deputies.losing, self._placing.closed = self.deputies.losing, {}, {}
         for machine, (why, accuser) in losing.items():
             if machine != self.home:
                 self._on_machine_lost(machine, why, now, effects, accuser)

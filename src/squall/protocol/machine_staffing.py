@@ -192,6 +192,7 @@ class MachineStaffing(Staffing):
         goes_on = all(machine != accuser and self._copies.can_take_over(shard, without=machine) for shard in shards)
         if self.deputies.whole and (machine == self.deputies.machine or not goes_on):
             self.deputies.losing[machine] = Losing(why, accuser)
+            self._placing.closed[machine] = None
             self.deputies.part(f"machine {machine} was lost: {why}", now)
             self._part(now, effects)
             return

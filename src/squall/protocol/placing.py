@@ -28,6 +28,7 @@ class Placing:
             self.waiting[Node("deputy")] = None
         self.home = NURSERY.index  # the coordinator's machine
         self.leaving: dict[int, None] = {}  # machines on which nothing starts any more
+        self.closed: dict[int, None] = {}  # machines that are lost as soon as the deputy is parted with
         self._parts, self._spread = policy.parts, policy.spread_parts
         self._several = bool(policy.rooms)
 
@@ -37,7 +38,7 @@ class Placing:
 
     def free(self, machine: int) -> int:
         """Parts of replicas that the machine has room for yet."""
-        if machine in self.leaving:
+        if machine in self.leaving or machine in self.closed:
             return 0
         taken = sum(places_taken(node, self.on, self._parts) for node in self.there(machine))
         return self.rooms[machine] - taken

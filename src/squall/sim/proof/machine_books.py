@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squall.protocol.effects import Effect, End, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, Started, StopRequested
+from squall.protocol.events import Event, FrameArrived, PeerRefused, Started, StopRequested
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
@@ -88,6 +88,8 @@ class MachineBooks:
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, ProcessLost):
                 self._ended[frame.message.node] = machine, frame.number
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
+                self._rooms.pop(machine, None)
+            case PeerRefused(Node("nursery", machine)):  # nothing is said to it any more, though it is lost later
                 self._rooms.pop(machine, None)
             case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
                 self.over = True
