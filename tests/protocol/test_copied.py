@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from squall.protocol.backup import Backup
 from squall.protocol.copied import Copied, CopyMore, CopyTo
 from squall.protocol.copy_messages import Entry, Has, Whole
-from squall.protocol.effects import Effect, End, Send, Transmit
+from squall.protocol.effects import Effect, End, Forget, Send, Transmit
 from squall.protocol.events import (
     CopyKnown,
     Event,
@@ -39,6 +39,8 @@ class Speaker:
         match event:
             case StopRequested("copy"):
                 return [CopyTo(BACKUP, 1)]
+            case StopRequested("forget"):
+                return [Forget(PEER)]
             case StopRequested(number):
                 return [Send(PEER, Join(int(number)))]
         return []
@@ -108,6 +110,15 @@ def test_a_connection_carries_all_in_order_whatever_waits_for_the_backup(plan: l
     line.reach()
     line.has(line.entries)
     assert line.taken == said
+
+
+def test_who_leaves_hears_the_last_word_that_waits_for_the_backup() -> None:
+    line = Line()
+    line.give(StopRequested("1"))
+    assert not any(isinstance(effect, Forget) for effect in line.copied.on(StopRequested("forget"), 0.0))
+    *said, forget = line.copied.on(FrameArrived(BACKUP, Frame(0, 0, Has(line.entries + 1))), 0.0)
+    assert [effect.frame.message for effect in said if isinstance(effect, Transmit)] == [Join(1)]
+    assert forget == Forget(PEER)
 
 
 class Copy:

@@ -20,6 +20,7 @@ from squall.protocol.nursery_messages import (
     Activity,
     Alive,
     Leaving,
+    Placed,
     ProcessLost,
     Replaced,
     Spent,
@@ -145,3 +146,14 @@ def test_a_machine_that_leaves_starts_only_successors_of_shards_and_waits_a_whil
 def test_what_is_not_for_nurseries_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"nursery-2\.0 does not know"):
         tell(far(), COORDINATOR, StopAsked("x", False, False))
+
+
+def test_a_nursery_that_has_started_the_coordinator_itself_is_as_patient_as_that_of_the_first_machine() -> None:
+    """It sees whether that process is there; who holds it in a debugger does not end the run."""
+    nursery, deputy = far(), Node("deputy")
+    tell(nursery, COORDINATOR, Placed(deputy, 2, "10.0.0.1:7"))
+    tell(nursery, deputy, StartProcess(COORDINATOR, ends=deputy), 6.0)
+    assert give(nursery, ProcessEnded(deputy, "it has ended"), 6.0) == [StartMember(COORDINATOR, None, deputy)]
+    tell(nursery, COORDINATOR, Alive(), 7.0)
+    effects = [effect for now in range(8, 400) for effect in give(nursery, TimePassed(), float(now))]
+    assert not any(isinstance(effect, End) for effect in effects)

@@ -25,6 +25,7 @@ from squall.protocol.nursery_messages import (
     StartProcess,
 )
 from squall.protocol.policy import MachineRoom
+from squall.protocol.replacing import LOST_IN_A_ROW
 from tests.protocol.office import Office, start
 from tests.protocol.steps import only, sent
 
@@ -389,3 +390,43 @@ def test_a_machine_that_has_just_begun_is_said_to_have_been_silent_for_as_long_a
     of.tell(NURSERY, Joined(3, 1))
     effects = silent(of, N1, N2)
     assert only(effects, MachineDied).why == f"nothing was heard of it for {BEGIN_WITHIN_S + 5:g} s"
+
+
+BACKUP = Node("backup", 0)
+
+
+def backed(shard_on: int) -> Office:
+    """A shard and its backup, which is whole, the replica on machine 0."""
+    there: dict[int, tuple[Node, ...]] = {shard_on: (SHARD,), 1 - shard_on: (BACKUP,)}
+    rooms = (MachineRoom(0, 1, (R0, Node("evaluator", 1), *there[0])), MachineRoom(1, 1, there[1]))
+    made = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0), copies=2, succeeds=True)
+    made.give(Started())
+    made.join(0)
+    made.tell(BACKUP, CopyJoined(1, "10.0.0.2:7"))
+    made.tell(BACKUP, CopyKept())
+    return made
+
+
+def test_a_shard_that_cannot_be_started_where_it_was_goes_on_in_its_backups_place() -> None:
+    of = backed(shard_on=1)
+    for _ in range(LOST_IN_A_ROW):
+        assert not of.notes(End)
+        of.tell(N1, ProcessLost(SHARD, "could not be started: Cannot allocate memory"))
+    assert StartProcess(SHARD, ends=BACKUP) in of.heard(NURSERY, StartProcess)
+    assert not of.notes(End)
+
+
+def test_a_backup_that_is_to_start_after_a_pause_is_one_also_where_a_machine_comes_meanwhile() -> None:
+    rooms = (MachineRoom(0, 1, (SHARD, R0, Node("evaluator", 1), BACKUP)),)
+    of = Office(replicas=1, shards=1, rooms=rooms, pulse=Pulse(100.0, 500.0), copies=2, succeeds=True)
+    of.give(Started())
+    of.join(0)
+    for incarnation in range(2):
+        of.tell(Node("backup", 0, incarnation), CopyJoined(1, ":7"))
+        of.tell(NURSERY, ProcessLost(Node("backup", 0, incarnation), "killed"))
+    of.tell(NURSERY, Joined(1, 1))
+    of.now = 60.0
+    of.give(TimePassed())
+    assert of.heard(N1, StartProcess) == [StartProcess(Node("backup", 0, 2))]
+    started = [message.node for message in of.heard(NURSERY, StartProcess)]  # type: ignore[attr-defined]
+    assert started == [Node("backup", 0, 1)]

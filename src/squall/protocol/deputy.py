@@ -6,6 +6,9 @@ the coordinator either, unless it has promised that one never to. So of the mach
 either more than half follow it, or half at least stay with the coordinator, and never both: one of them goes on (a
 majority in a view, as in Oki and Liskov, "Viewstamped replication", 1988; at a tie the side with the coordinator).
 
+A deputy that has asked and hears the coordinator again ends, since votes are for ever, and another begins: who stood
+still once would else be followed later, by the votes of that time.
+
 Where it finds no majority nobody may train on. Then it has the run stopped, and goes on for as long as it takes to save
 what the machines have that follow it.
 """
@@ -55,7 +58,7 @@ class Deputy:
                 return self._lead() if self._many else []
             case MessageArrived(sender) if sender == COORDINATOR:
                 if self._asks and not self._leads:  # votes are for ever, and this stall is over: another may begin anew
-                    return [End("finished")]
+                    return [Forget(COORDINATOR), End("finished")]
                 self._heartbeats.heard(COORDINATOR, now)
             case TimePassed() if self._heartbeats.wake_at is not None and now >= self._heartbeats.wake_at:
                 effects = self._look(now)
