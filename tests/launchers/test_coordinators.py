@@ -50,7 +50,8 @@ def test_a_killed_coordinator_is_succeeded_and_no_example_is_lost(tmp_path: Path
     with closing(Reader(directory / "run.sqlite")) as reader:
         assert not any(part.missed or part.repeated for part in audit(reader).parts)
         measured = [(row.name, row.updates) for row in reader.rows(MetricRow)]
-    if not longer:  # which may measure weights again, behind a search that found no step
+    # Others may measure weights again: behind a search that found no step, or where an update takes longer than that.
+    if strategy not in ("sandblaster", "diloco"):
         assert len(measured) == len(set(measured)), "an evaluation was told twice"
     replayed = command("replay", directory, "--check")
     assert replayed.returncode == 0, replayed.stderr
