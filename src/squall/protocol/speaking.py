@@ -57,16 +57,7 @@ COMMON: Says = {
     ("replica", "coordinator"): frozenset({m.Join, m.Progress, m.Left, n.Heard, n.Refused}),
     ("part", "shard"): frozenset({m.Parcel}),
     ("replica", "shard"): frozenset({m.Exchange}),
-    ("shard", "coordinator"): frozenset(
-        {
-            m.ViewSeen,
-            m.SnapshotTaken,
-            m.SnapshotPiece,
-            SnapshotLost,
-            n.Heard,
-            n.Refused,
-        }
-    ),
+    ("shard", "coordinator"): frozenset({m.ViewSeen, m.SnapshotTaken, m.SnapshotPiece, n.Heard, n.Refused}),
     ("shard", "evaluator"): frozenset({m.Exchanged}),
     ("shard", "part"): frozenset({m.Parcel}),
     ("shard", "replica"): frozenset({m.Exchanged}),
@@ -91,14 +82,14 @@ def _and(more: Says) -> Says:
 LOOP = _and({
     ("coordinator", "replica"): frozenset({m.Grant, m.SkipNoted}),
     ("replica", "coordinator"): frozenset({m.LeaseRequest, m.Dropped, m.Logged, m.NonFinite, m.Skip}),
-    ("shard", "coordinator"): frozenset({Kept, UpdatesLost}),
+    ("shard", "coordinator"): frozenset({Kept, UpdatesLost, SnapshotLost}),
 })  # fmt: skip
 BATCHES = _and({
     ("coordinator", "replica"): frozenset({s.Portion}),
     ("coordinator", "shard"): frozenset({s.Calculation}),
     ("replica", "coordinator"): frozenset({s.PortionRequest}),
     ("replica", "shard"): frozenset({s.PushPortions}),
-    ("shard", "coordinator"): frozenset({s.Calculated, s.PortionsTaken}),
+    ("shard", "coordinator"): frozenset({s.Calculated, s.PortionsTaken, SnapshotLost}),
     ("shard", "replica"): frozenset({s.PortionsTaken}),
 })  # fmt: skip
 

@@ -65,23 +65,20 @@ class Staffing(Closing):
 
     def _on_shard_lost(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
         """Its successor on the same machine has its name, and goes on from what it has left in memory."""
-        text = f"shard {shard.index} was lost"
+        text, machine, lost = f"shard {shard.index} was lost", self._placing.on[shard], self._replacing.lost(shard, now)
         if self.error or not self.policy.succeeds:
             self._fail(f"{text} ({why})", effects, [shard])
-        elif (lost := self._replacing.lost(shard, now)) >= LOST_IN_A_ROW and self._copies.can_take_over(
-            shard, without=self._placing.on[shard]
-        ):
-            self._replacing.fruitful(shard)
-            self._take_over(shard, f"{why}, as others before it", now, effects)
-            self._renew_apart([shard], now, effects)
-        elif lost >= LOST_IN_A_ROW:
-            self._fail(f"{text} {LOST_IN_A_ROW} times in a row, last: {why}", effects, [shard])
-        else:
+        elif lost < LOST_IN_A_ROW:
             self._replacing.joined(shard, now)
-            machine = self._placing.on[shard]
             effects += [Send(Node("nursery", machine), StartProcess(shard)), notes.MemberReplaced(shard, "")]
             if (half := self._copies.half(shard)) is not None:  # what that lacks yet nobody has any more
                 self._renew_backup(half, now, effects)
+        elif self._copies.can_take_over(shard, without=machine):
+            self._replacing.fruitful(shard)
+            self._take_over(shard, f"{why}, {LOST_IN_A_ROW} times in a row", now, effects)
+            self._renew_apart([shard], now, effects)
+        else:
+            self._fail(f"{text} {LOST_IN_A_ROW} times in a row, last: {why}", effects, [shard])
 
     def _take_over(self, shard: Node, why: str, now: float, effects: list[Effect]) -> None:
         """Its backup goes on as this shard, with all that was acknowledged, and gets a backup of its own.

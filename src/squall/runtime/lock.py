@@ -38,8 +38,9 @@ def take(directory: Path, launcher: int | None) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(handle, 0)
-            if launcher is not None:
+            if launcher is None:
+                os.truncate(handle, 0)
+            else:
                 sign(handle, launcher)
         except BlockingIOError:
             told = os.pread(handle, 100, 0).decode()
@@ -53,7 +54,9 @@ def take(directory: Path, launcher: int | None) -> int:
 
 def sign(handle: int, launcher: int) -> None:
     """Who ends it all, to all who look at the lock."""
-    os.pwrite(handle, identity(launcher).encode(), 0)
+    told = identity(launcher).encode()
+    os.pwrite(handle, told, 0)
+    os.truncate(handle, len(told))
 
 
 def holders(path: Path, among: Iterable[int] | None = None) -> dict[int, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,8 @@ class Attending:
             case "listening":
                 self._listening = True
             case "holds":
-                self._pipe.take()  # it ends the run from now on, and keeps its lock until then
+                with suppress(EOFError, OSError):  # the nursery is gone, as will be heard
+                    self._pipe.take()  # this ends the run from now on, and keeps its lock until then
             case "leads":
                 self._lead(said)
             case "end":
