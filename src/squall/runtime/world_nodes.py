@@ -57,7 +57,7 @@ class ParcelArrived(FrameArrived, frozen=True, gc=False):
     numbers: object
 
 
-class Answer(Event, frozen=True, gc=False):
+class Answer(Event, frozen=True, gc=True):  # it may hold the world in whose queue it is
     """An event that is made when the node looks at it, with all that this changes."""
 
     make: Callable[[], Event]
