@@ -26,7 +26,8 @@ from squall.protocol.parcels import Parcelled
 from squall.protocol.snapshot_rounds import SnapshotRounds
 from squall.protocol.staffing import Staffing
 from squall.protocol.succession import Journaled
-from squall.sim.proof.backed import backed
+from squall.sim.proof.backed import backed, deputed
+from squall.sim.proof.faults import Lie, Partition, Role
 from squall.sim.proof.phantoms import ShardPhantom
 from squall.sim.proof.soak import rebuilt, verdict
 from squall.strategies.work import BatchMethod
@@ -178,7 +179,16 @@ def test_a_planted_fault_of_copies_with_parts_is_caught(name: str, monkeypatch: 
     catch(OF_PARTS[name], monkeypatch, (world for world in map(backed, itertools.count()) if world.parts > 1))
 
 
+def waited_for_no_more(original: Any, copied: Copied) -> list[Effect]:
+    released = [effect for _, effect in copied._held]
+    copied._alone()
+    return released
+
+
 FOUND = {
+    "a deputy that was refused could go on without what the coordinator had let others hear since": (
+        replace(deputed(25), faults=(Lie(141, Role("deputy")), Partition(146, 3.33, 0, None))),
+        wrapped(Copied, "_refuse_backup", waited_for_no_more), "I26"),
     "a shard that had refused a process was believed on another machine": (
         rebuilt(668, kind="copies", faults=[8], replicas=2, examples=7, epochs=1, machines=2),
         wrapped(MachineStaffing, "_on_machine_lost", everybody_believed), "I5"),

@@ -28,7 +28,7 @@ from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Machine, Refusal
 from squall.protocol.messages import SnapshotPiece
 from squall.protocol.moved import Movable
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import Note
 from squall.protocol.succession import Journal, less
 
@@ -87,6 +87,7 @@ class Copied(Movable):
         self._part = 0  # the number of the part of a copy behind which another one comes
         self._queued: deque[Send] | None = None  # entries that wait until a part can leave
         self._held: deque[tuple[int, Effect]] = deque()  # until the backup has that entry
+        self._refused = False  # the backup, which may go on all the same until the coordinator has parted with it
 
     @property
     def held(self) -> bool:
@@ -104,18 +105,32 @@ class Copied(Movable):
         return self._backup
 
     def _take(self, event: Event, now: float) -> list[Effect]:
-        entered = self._backup is not None and not self._of_backup(event, now)
+        entered = self._backup is not None and not self._refused and not self._of_backup(event, now)
         brought = self._brought(event)
-        released: list[Effect] = [
-            each for each in self._left if isinstance(each, RECORDED)
-        ]  # before those that are held
+        # Those of the one before come before what is held.
+        released: list[Effect] = [each for each in self._left if isinstance(each, RECORDED)]
         self._left = [each for each in self._left if not isinstance(each, RECORDED)]
         effects = super()._take(event, now)
-        if self._backup in self._forgotten:  # it was not whole, and the run goes back
-            released += [effect for _, effect in self._held]
-            self._alone()
-        first = self._enter(event, now, brought) if entered and self._backup is not None else []
+        if self._backup in self._forgotten and not self._refused:
+            released += self._refuse_backup()
+        goes_on = entered and self._backup is not None and not self._refused
+        first = self._enter(event, now, brought) if goes_on else []
         return released + first + self._keep_back(effects)
+
+    def _refuse_backup(self) -> list[Effect]:
+        """What leaves: all where it was not whole; else what tells a coordinator elsewhere that it is refused."""
+        whole = self._queued is None and not self._part
+        leave, self._held = self._held, deque()
+        if not whole:
+            self._alone()
+            return [effect for _, effect in leave]
+        self._refused = True
+        self._held = deque(each for each in leave if not self._tells(each[1]))
+        return [effect for _, effect in leave if self._tells(effect)]
+
+    def _tells(self, effect: Effect) -> bool:
+        """It tells the coordinator, who parts with a backup that is refused, or goes on with that."""
+        return self._refused and isinstance(effect, Transmit) and effect.to == COORDINATOR
 
     def _waits(self, sent: Transmit) -> bool:
         """It has not left yet."""
@@ -206,6 +221,8 @@ class Copied(Movable):
             match effect:
                 case Transmit(frame=Frame(0, message=message)) if message is not None:
                     kept.append(effect)  # it says that this is there, which is so whatever the backup has
+                case Transmit() if self._tells(effect):
+                    kept.append(effect)
                 case Transmit(to=to, frame=frame, again=True) if self._backup is not None and to != self._backup:
                     if not self._waits(effect):  # a connection may have lost it; what waits comes behind it
                         kept.append(replace(effect, frame=replace(frame, seen=0)))  # the backup may not have it
@@ -229,7 +246,7 @@ class Copied(Movable):
                     kept.append(effect)
                 case _:
                     kept.append(effect)
-        while self._held and self._held[0][0] <= self._has:
+        while self._held and self._held[0][0] <= self._has and not self._refused:
             kept.append(self._held.popleft()[1])
         for each in asked:
             kept += self._copy_to(each) if isinstance(each, CopyTo) else [each]

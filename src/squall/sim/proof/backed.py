@@ -32,7 +32,8 @@ from squall.sim.proof import chaotic_machines as several
 from squall.sim.proof.batch_phantoms import BatchPhantomHosts, VectorPhantom
 from squall.sim.proof.broken import Broken
 from squall.sim.proof.chaos import STRATEGIES, Chaos, chaos
-from squall.sim.proof.faults import Fault, Kill, MachineGone, OfMachines, Partition, Pause, Role, Tear
+from squall.sim.proof.chaotic_machines import LIES
+from squall.sim.proof.faults import Fault, Kill, Lie, MachineGone, OfMachines, Partition, Pause, Role, Tear
 from squall.sim.proof.machines import lose_under_way
 from squall.sim.proof.mortal import Mortal, MortalJournal
 from squall.sim.proof.phantom_hosts import PhantomHosts
@@ -59,6 +60,9 @@ def backed(seed: int) -> Chaos:
     for _ in range(chance.choice((0, 0, 1, 2))):
         backup, at = Role("backup", chance.randrange(shards)), chance.randrange(events)
         faults.append(Kill(at, backup) if chance.random() < 0.7 else Pause(at, chance.uniform(0.05, 2.0), backup))
+    lie = random.Random(f"{seed} lie of a backup")  # of its own: all else of a seed's world stays as it was
+    if machines > 1 and lie.random() < LIES:
+        faults.append(Lie(lie.randrange(events), Role("backup", lie.randrange(shards))))
     if machines > 1 and chance.random() < 0.6:
         faults.append(MachineGone(chance.randrange(events), chance.randrange(1, machines)))
     return dataclasses.replace(
@@ -74,6 +78,8 @@ def deputed(seed: int) -> Chaos:
     machines = max(machines, world.machines)
     events = 60 + 8 * (world.examples // world.batch_size) * world.epochs * (world.shards + 2)
     found = [_of_the_coordinators_machine(chance, machines, chance.randrange(events)) for _ in range(2)]
+    lie = random.Random(f"{seed} lie of a deputy")
+    found += [Lie(lie.randrange(events), Role("deputy"))] if lie.random() < LIES else []
     faults = tuple(sorted((*world.faults, *found), key=lambda fault: getattr(fault, "at", 0)))
     return dataclasses.replace(world, machines=machines, deputy=True, faults=faults)
 

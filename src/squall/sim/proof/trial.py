@@ -231,8 +231,8 @@ class Trial:
                 self._kill(fault)
             case Lie(_, part):
                 self._machines.silenced = True
-                several = part.role != "nursery" and self.chaos.recipe.shards > 0
-                hears = Node("shard", 0) if several else COORDINATOR
+                several = part.role not in ("nursery", "deputy") and self.chaos.recipe.shards > 0
+                hears = Node("shard", part.index if part.role == "backup" else 0) if several else COORDINATOR
                 for node in self._nodes(part):
                     self.world.post(hears, PeerRefused(node, "it lies"))
             case Spoil():
