@@ -63,6 +63,7 @@ class Attending:
         self._machine = 0
         self._listening = self._leaving = False
         self._head: SecondHead | None = None  # when the run goes on from this machine
+        self._lock: int | None = None  # of its directory, then
         self._end: End | None = None
 
     def run(self, interrupts: list[int]) -> End:
@@ -89,7 +90,7 @@ class Attending:
                 self._listening = True
             case "holds":
                 with suppress(EOFError, OSError):  # the nursery is gone, as will be heard
-                    self._pipe.take()  # this ends the run from now on, and keeps its lock until then
+                    self._lock = self._pipe.take()  # this ends the run from now on
             case "leads":
                 self._lead(said)
             case "end":
@@ -130,6 +131,8 @@ class Attending:
 
     def close(self) -> None:
         self.nursery.close()
+        if self._lock is not None:  # nobody trains there any more
+            os.close(self._lock)
         self._close_head()
 
     def completed(self, end: End, directory: Path) -> End:
