@@ -92,8 +92,12 @@ class Memory:
             return self.wholes.get((payload.owner, payload.clock))
         return self.pieces[payload.shard] if payload.kind == "piece" else self._read(payload)
 
-    def write(self, payload: Payload, numbers: Any) -> None:
+    def put(self, payload: Payload, numbers: Any) -> None:
+        """By a process of this machine: over whatever lies there, half of something too."""
         self._torn.pop(_place(payload), None)
+        self.write(payload, numbers)
+
+    def write(self, payload: Payload, numbers: Any) -> None:
         if payload.part > 0:
             self.parcels[_place(payload)] = numbers
         elif payload.kind == "piece":
@@ -160,7 +164,7 @@ class Memory:
         place, newness = _place(payload), _newness(payload)
         if newness >= self._newest.get(place, newness):
             self._newest[place] = newness
-            self.write(payload, numbers)
+            self.put(payload, numbers)
 
     def tear(self, payload: Payload, numbers: object) -> bool:
         """A connection breaks within a payload: half of the numbers are at their place. A copy is not taken at all."""

@@ -236,7 +236,7 @@ class PartPhantom(Phantom):
         """A shard beside it looks into the memory of their machine."""
         beside = self.hosts.memories[Node("shard", payload.shard)] is self.memory
         computed = self.hosts.memories[payload.owner].read(replace(payload, part=-1))
-        (self.memory if beside else self._own).write(payload, computed)
+        (self.memory if beside else self._own).put(payload, computed)
 
     def outgoing(self, payload: Payload, to: Node) -> object | None:
         return self._own.read(payload) if self.hosts.memories[to] is not self.memory else None
