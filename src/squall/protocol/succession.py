@@ -138,7 +138,7 @@ class Journaled(Linked):
         on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
         if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
-        self._journal, self._succeeds = journal, True
+        self._journal, self._succeeds, self._early = journal, True, False
         carried_out = len(effects) - len(rest)
         if rest and rest[0] is not effects[carried_out]:
             carried_out += 1  # a message that has not left: its numbers are at their place
