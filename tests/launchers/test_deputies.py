@@ -93,11 +93,16 @@ def lose_first_machine(found: Cluster) -> None:
     send(stop_first_machine(found), signal.SIGKILL)
 
 
-def led_by_another(found: Cluster) -> Second:
-    """Its first machine is lost, and training goes on."""
+def backed(found: Cluster) -> Second:
+    """When it has all that may go on elsewhere."""
     found.event("started")
     wait_whole(found.run)
-    second = Second(found, found.machines)
+    return Second(found, found.machines)
+
+
+def led_by_another(found: Cluster) -> Second:
+    """Its first machine is lost, and training goes on."""
+    second = backed(found)
     lose_first_machine(found)
     second.leads()
     return second
@@ -188,9 +193,7 @@ def test_who_has_joined_a_run_that_went_on_is_a_machine_like_others(tmp_path: Pa
 @deep.only
 def test_a_run_that_goes_on_elsewhere_is_stopped_there(tmp_path: Path) -> None:
     with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
+        second = backed(found)
         assert second.directory not in running.running(second.directory.parent)
         with pytest.raises(ValueError, match="kept for a run that another machine leads"):
             following.stop(second.directory)
@@ -204,9 +207,7 @@ def test_a_run_that_goes_on_elsewhere_is_stopped_there(tmp_path: Path) -> None:
 def test_who_has_no_coordinator_any_more_leaves_the_run_to_its_deputy(tmp_path: Path) -> None:
     """It does not begin again beside that, though it could."""
     with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
+        second = backed(found)
         (nursery,) = children(found.run.process.pid)
         while found.run.process.poll() is None:  # one after the other, until it is not succeeded
             with suppress(OSError, ValueError):
@@ -221,9 +222,7 @@ def test_who_has_no_coordinator_any_more_leaves_the_run_to_its_deputy(tmp_path: 
 @deep.only  # the old one asks for half a minute
 def test_a_first_machine_that_comes_back_is_refused(tmp_path: Path) -> None:
     with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
+        second = backed(found)
         stopped = stop_first_machine(found)
         second.leads()
         send(stopped, signal.SIGCONT)
@@ -239,9 +238,7 @@ def test_a_first_machine_that_comes_back_is_refused(tmp_path: Path) -> None:
 def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
     """It cannot know whether the first one trains on."""
     with cluster(tmp_path, 2, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
+        second = backed(found)
         lose_first_machine(found)
         _, said = second.machine.finish()
     assert "fewer than half of all machines are here" in said
@@ -252,9 +249,7 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
 def test_a_first_machine_that_loses_its_nursery_leaves_the_run_to_the_others(tmp_path: Path) -> None:
     """It does not begin again beside them."""
     with cluster(tmp_path, 3, *COPIED) as found:
-        found.event("started")
-        wait_whole(found.run)
-        second = Second(found, found.machines)
+        second = backed(found)
         (nursery,) = children(found.run.process.pid)
         os.kill(nursery, signal.SIGKILL)
         second.leads()
