@@ -88,9 +88,17 @@ class Deputies:
             return other.index not in (self.home, *self._redirected) and other not in self._known
         return other.role != "deputy" and self._machine(other) not in self._redirected
 
-    def late(self, world: World, node: Node) -> bool:
-        """It would lead, and the run has ended: by a stop of which the others have not heard: theirs is another."""
-        return node == COORDINATOR and self._ends is not None and world.ended
+    def late(self, world: World, node: Node, there: Callable[[int], list[Node]]) -> bool:
+        """It would lead, and the run has ended, of which the others have not heard.
+
+        Theirs is another, without most machines: it stops as it leads, and its machine with it.
+        """
+        if node != COORDINATOR or self._ends is None or not world.ended:
+            return False
+        machine = self._hosts[self._ends].hosts.machine(self._ends)
+        for gone in (Node("nursery", machine), *there(machine)):
+            world.kill(gone, notice_s=math.inf)
+        return True
 
     def clear(self, world: World, node: Node, there: Callable[[int], list[Node]]) -> None:
         """It starts: if it is the coordinator, in its deputy's place."""

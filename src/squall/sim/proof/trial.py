@@ -268,11 +268,12 @@ class Trial:
     # ------------------------------------------------------------ the world's questions
 
     def _replace(self, node: Node) -> tuple[Linked, Host] | None:
-        if self.run.backups.strayed(node) or self.run.deputies.late(self.world, node):
+        there = self._machines.there
+        if self.run.backups.strayed(node) or self.run.deputies.late(self.world, node, there):
             return None
         self._started.append(node)
         self.run.backups.clear(self.world, node)
-        self.run.deputies.clear(self.world, node, self._machines.there)
+        self.run.deputies.clear(self.world, node, there)
         return self.run.member(node)
 
     def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
