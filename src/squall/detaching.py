@@ -2,7 +2,7 @@
 
 Up to the training it is the command's: what it says is seen, its exit status is the command's, Ctrl-C reaches it, and
 it is ended with the command. Then it says so, and from there on its output is the run's log. How it has ended it leaves
-in a file, for who attaches later.
+in a file, for who attaches later. One that is killed is succeeded (`keeper.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from squall.runtime.log import log_into
-from squall.runtime.processes import die_with_parent, identity, outlive_parent
+from squall.runtime.processes import die_with_parent, identity, lives, outlive_parent
 
 FILE = "detached.json"  # in the run's directory
 PATH_BYTES = 4096
@@ -36,6 +36,7 @@ class Detached(msgspec.Struct, frozen=True):
     """What is known of a launching process without a terminal."""
 
     launcher: str  # its `identity`, as it is in the lock
+    keeper: str  # the identity of who goes on with the run when it is killed
     outcome: Outcome | None = None  # None: it has not ended, or was killed
 
 
@@ -45,23 +46,29 @@ class Daemon:
     def __init__(self, line: int) -> None:
         self._line = line  # to the command
         self._directory: Path | None = None
+        self._known: Detached | None = None
         self.outputs = [1, 2]  # descriptors that lead to the terminal
 
     def begins(self, directory: Path) -> None:
         """All is well until the training: the command may end. Called again, this does nothing."""
         if self._directory is not None:
             return
-        self._directory = directory
-        self._write(Detached(identity(os.getpid())))
+        from squall import keeper
+        from squall.runtime.snapshot import Snapshots  # which needs torch
+
+        self._directory, own = directory, identity(os.getpid())
         log_into(directory, self.outputs)
+        numbers = Snapshots(directory).numbers()
+        self._known = Detached(own, identity(keeper.start(directory, own, numbers[-1] if numbers else None)))
+        self._write(self._known)
         outlive_parent()
         with suppress(BrokenPipeError):  # the terminal is gone just now
             os.write(self._line, os.fsencode(directory))
         os.close(self._line)
 
     def ended(self, outcome: Outcome) -> None:
-        if self._directory is not None and self._directory.is_dir():
-            self._write(Detached(identity(os.getpid()), outcome))
+        if self._known is not None and self._directory is not None and self._directory.is_dir():
+            self._write(msgspec.structs.replace(self._known, outcome=outcome))
 
     def _write(self, detached: Detached) -> None:
         """Whole or not at all."""
@@ -121,3 +128,9 @@ def detached(directory: Path) -> Detached | None:
         return msgspec.json.decode((directory / FILE).read_bytes(), type=Detached)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def succeeded(directory: Path) -> bool:
+    """Whether another launching process is to come, though there may be no process of the run just now."""
+    last = detached(directory)
+    return last is not None and last.outcome is None and lives(last.keeper)

@@ -6,11 +6,11 @@ What it has left needs torch, which is imported when the run is over: nobody who
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from squall.detaching import Outcome, detached
+from squall.detaching import Outcome, detached, succeeded
 from squall.errors import ProcessLost
 from squall.protocol.effects import End
 from squall.record.rows import EventRow, Row, StateRow
@@ -25,7 +25,7 @@ OUTCOME_WITHIN_S = 10.0  # seconds that a launching process has to say how it ha
 def follow(path: Path, quiet: bool = False) -> None:
     """Show the run's progress until no process of it is left. Raises `ValueError` where there is no run."""
     _check(path)
-    if running.ended(path, 0.0):
+    if _over(path):
         return
     over, went_back, known = False, False, 0
     while not over or went_back:
@@ -33,7 +33,7 @@ def follow(path: Path, quiet: bool = False) -> None:
         seen: list[Viewer] = [beginning] if quiet else [ProgressViewer(known=known), beginning]
         with closing(Viewers(path / "run.sqlite", seen)) as viewers:
             viewers.look(time.monotonic())
-            while not (over := running.ended(path, LOOK_S)) and beginning.count < 2:
+            while not (over := _over(path)) and beginning.count < 2:
                 viewers.look(time.monotonic())
         went_back, known = beginning.count > 1 and not before, beginning.events
 
@@ -94,12 +94,11 @@ def stop(path: Path, now: bool = False) -> str:
     _check(path)
     if running.kept(path):
         raise ValueError(f"{path} is kept for a run that another machine leads: stop it there, by its own directory")
-    over = running.ended(path, 0.0)
-    if now:
-        running.kill(path)
-    while not running.ended(path, LOOK_S):
-        if not now:
-            running.ask_to_stop(path)  # once, but its launching process may not have been there yet
+    demand: Callable[[Path], object] = running.kill if now else running.ask_to_stop
+    over = done = running.ended(path, 0.0) and not succeeded(path)
+    while not done:
+        demand(path)  # once, but its launching process may not have been there yet
+        done = _over(path)
     _told(path)
     from squall.attending import begun, remedy
 
@@ -111,6 +110,16 @@ def stop(path: Path, now: bool = False) -> str:
     reason = f": {end.reason}" if end.reason else ""
     again = f"; {remedy(path)}" if end.status != "finished" else ""
     return f"{path} {when} ({status}{reason}){again}"
+
+
+def _over(path: Path) -> bool:
+    """After a short wait, if it is not."""
+    if not running.ended(path, LOOK_S):
+        return False
+    if not succeeded(path):
+        return True
+    time.sleep(LOOK_S)
+    return False
 
 
 def _check(path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -8,8 +7,9 @@ from uuid import uuid4
 import pytest
 
 from squall.runtime.lock import holders
+from squall.runtime.running import kill
 from tests.cli.detached import detached
-from tests.launchers.processes import Started, send, wait_for
+from tests.launchers.processes import Started, wait_for
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """Of a run of which nothing is left behind the test."""
     path = tmp_path / f"run-{uuid4().hex[:8]}"
     yield path
-    send(holders(path / "lock"), signal.SIGKILL)
+    kill(path)
     wait_for(lambda: not holders(path / "lock"), 10, "all processes to end")
 
 

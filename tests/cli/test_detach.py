@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from squall.detaching import FILE as LEFT
+from squall.detaching import detached as detached_now
+from squall.detaching import succeeded
 from squall.record.rows import LeaseRow, ProgressRow
 from squall.runtime.snapshot import Snapshots
 from tests.cli.detached import BAD, detached, runs
@@ -119,6 +121,80 @@ def test_a_nursery_is_lost_without_a_terminal(endless: Started) -> None:
     trained = sum(row.examples for row in endless.rows(ProgressRow))  # type: ignore[attr-defined]
     (last,) = re.findall(r"epoch ([\d,.]+) of", told.splitlines()[-2])
     assert float(last.replace(",", "")) == pytest.approx(trained / EXAMPLES, abs=0.6), "the record went back"
+
+
+def test_a_launching_process_that_is_killed_is_succeeded_as_often_as_it_is(endless: Started) -> None:
+    attached = Warm(("attach", str(endless.directory)))
+    assert any("examples/s" in line for line in attached.stderr)
+    for _ in range(2):
+        endless.goes_on()
+        killed = runs(endless.directory)[0]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        wait_for_another(endless.directory, killed)
+    endless.goes_on()
+    log = (endless.directory / "log.txt").read_text()
+    assert re.findall(r"the launching process \(pid \d+\) was killed; going on from snapshot \d+\n", log), log
+    assert command("stop", endless.directory).returncode == 0
+    assert endless.gone()
+    assert not succeeded(endless.directory)
+    _, told = attached.communicate(timeout=START_S)
+    assert attached.returncode == 130
+    assert told.count("the launching process is gone") == 2, told
+    assert "trained more than once" not in command("report", endless.directory, "--audit").stdout
+
+
+def wait_for_another(directory: Path, than: int) -> None:
+    """Launching process, under which it trains."""
+
+    def found() -> bool:
+        return any(run["pid"] not in (0, than) and run["status"] == "running" for run in runs(directory))
+
+    wait_for(found, START_S, "another launching process")
+
+
+@pytest.mark.parametrize("first", ["keeper", "stop", "now"])
+def test_nobody_succeeds_a_launching_process(endless: Started, first: str) -> None:
+    known = detached_now(endless.directory)
+    assert known is not None
+    keeper = int(known.keeper.split()[0])
+    wait_for(lambda: b"squall.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes(), START_S, "the keeper")
+    if first == "keeper":
+        os.kill(keeper, signal.SIGKILL)
+        endless.goes_on()
+        os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        wait_for(endless.gone, START_S, "the orderly end")
+    elif first == "stop":
+        os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        done = command("stop", endless.directory)
+        assert "is over (interrupted: the launching process is gone" in done.stdout, done.stdout
+    else:
+        assert command("stop", "--now", endless.directory).returncode == 0
+    wait_for(lambda: not alive(keeper), START_S, "the keeper's end")
+    assert endless.gone()
+    assert not succeeded(endless.directory)
+
+
+def test_one_process_that_is_killed_goes_on_behind_a_snapshot_of_its_own(directory: Path) -> None:
+    run = detached(directory, "--epochs", "100000", "--strategy", "single_process", "--snapshot-every-s", "0.5")
+    wait_for(Snapshots(directory).numbers, START_S, "a snapshot")
+    run.goes_on()
+    killed = run.pid  # type: ignore[attr-defined]
+    os.kill(killed, signal.SIGKILL)
+    wait_for_another(directory, killed)
+    run.goes_on()
+    assert "was killed; going on from snapshot" in (directory / "log.txt").read_text()
+    assert command("stop", directory).returncode == 0
+
+
+def test_one_process_that_is_killed_before_its_first_snapshot_is_not_tried_for_ever(directory: Path) -> None:
+    flags = ("--epochs", "100000", "--strategy", "single_process", "--snapshot-every-s", "1000")
+    run = detached(directory, *flags)
+    run.wait_rows(ProgressRow, lambda row: True)
+    os.kill(run.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    wait_for(lambda: not succeeded(directory), START_S, "the keeper's end")
+    assert not runs(directory)
+    attached = command("attach", directory)
+    assert "are gone, without a word of its end" in attached.stderr
 
 
 @pytest.mark.parametrize("flags", [("--strategy", "single_process"), ("--launcher", "inline")])

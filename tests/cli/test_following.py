@@ -121,13 +121,14 @@ def test_now_kills_and_says_what_was_kept(endless: Started) -> None:
     assert ("are gone, without a word of its end" in attached.stderr) == quick
 
 
-def test_a_run_without_its_launching_process_ends_by_itself_and_is_waited_for(endless: Started) -> None:
-    os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    done = command("stop", endless.directory)
+def test_a_run_without_its_launching_process_ends_by_itself_and_is_waited_for(directory: Path) -> None:
+    run = detached(directory, "--epochs", "100000", "--restarts", "0")
+    os.kill(run.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    done = command("stop", directory)
     assert done.returncode == 0
     assert "interrupted: the launching process is gone" in done.stdout
-    assert endless.gone()
-    attached = command("attach", endless.directory)
+    assert run.gone()
+    attached = command("attach", directory)
     assert attached.returncode == 130
     assert "the launching process is gone" in attached.stderr
 

@@ -44,7 +44,18 @@ def is_script(path: Path) -> bool:
 
 def has_parts(path: Path) -> bool:
     """Whether a directory is that of a run whose replicas have parts."""
-    return int(_kept(path).get("plan", {}).get("settings", {}).get("parts", 1)) > 1
+    return int(_settings(path).get("parts", 1)) > 1
+
+
+def starts_again(path: Path) -> bool:
+    """Whether a directory is that of a run on one machine that starts again by itself."""
+    settings = _settings(path)
+    return settings.get("restarts", 0) > 0 and settings.get("launcher") != "ray" and settings.get("listen") is None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _kept(path).get("plan", {}).get("settings", {})
+    return found
 
 
 def _kept(path: Path) -> dict[str, Any]:

@@ -45,7 +45,20 @@ def identity(pid: int) -> str:
 
     Raises `OSError` where there is none.
     """
-    return f"{pid} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return f"{pid} {_stat(pid)[19]}"
+
+
+def lives(process: str) -> bool:
+    """Whether the process of this identity does. One that has ended does not, though nobody has waited for it."""
+    pid = process.partition(" ")[0]
+    with contextlib.suppress(OSError):
+        return pid != "" and identity(int(pid)) == process and _stat(int(pid))[0] not in "ZX"
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process: its state, its parent, its group, its session, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def standing_still(session: int) -> list[str]:
@@ -53,7 +66,7 @@ def standing_still(session: int) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            state, _, _, its_session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, _, _, its_session = _stat(int(path.name))[:4]
             if its_session == str(session) and state in "Tt":
                 title = (path / "cmdline").read_text().replace("\0", " ").strip()
                 found.append(f"{title} (pid {path.name}) is stopped: kill -CONT {path.name}")
@@ -66,7 +79,7 @@ STATES: dict[str, State] = {"T": "stopped", "t": "traced", "D": "disk"}
 def state_of(pid: int) -> State:
     """What the kernel says of a process; one that has ended runs."""
     try:
-        return STATES.get(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split(maxsplit=1)[0], "runs")
+        return STATES.get(_stat(pid)[0], "runs")
     except OSError:
         return "runs"
 

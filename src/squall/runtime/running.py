@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TextIO
 
 from squall.runtime.lock import LOCK, held, holders
-from squall.runtime.processes import identity
+from squall.runtime.processes import identity, lives
 
 PLAN = "run.json"  # in the directory of any run
 KILLED_WITHIN_S = 0.1  # seconds, before it is looked who still lives
@@ -46,44 +47,58 @@ def launcher(directory: Path) -> str | None:
 
 def living(directory: Path) -> int | None:
     """The pid of the launching process, if that still belongs to the run."""
-    told = launcher(directory)
-    pid = int(told.partition(" ")[0]) if told else 0
-    with suppress(OSError):
-        if pid and identity(pid) == told and pid in holders(directory / LOCK, [pid]):
-            return pid
-    return None
+    told = launcher(directory) or ""
+    if not lives(told):
+        return None
+    pid = int(told.partition(" ")[0])
+    return pid if pid in holders(directory / LOCK, [pid]) else None
 
 
 @contextmanager
-def caught(directory: Path, pid: int) -> Iterator[int | None]:
+def caught(directory: Path, pid: int | None) -> Iterator[int | None]:
     """A descriptor of that process of the run; None if it is none of its."""
     handle = None
     with suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
+        handle = os.pidfd_open(pid) if pid is not None else None
     try:
-        yield handle if handle is not None and pid in holders(directory / LOCK, [pid]) else None
+        yield handle if pid is not None and handle is not None and pid in holders(directory / LOCK, [pid]) else None
     finally:
         if handle is not None:
             os.close(handle)
 
 
 def ask_to_stop(directory: Path) -> bool:
-    """As Ctrl-C does, once: two who ask at the same time have it stopped in order. False: it was asked before."""
+    """As Ctrl-C does, once: two who ask at the same time have it stopped in order. False: it was asked before.
+
+    One that is gone already is succeeded by nobody then.
+    """
+    told = launcher(directory) or ""
     pid = living(directory)
-    if pid is None:
-        return False  # its processes end by themselves
-    asked = os.open(directory / STOPPING, os.O_RDWR | os.O_CREAT, 0o600)
-    with open(asked, "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with caught(directory, pid) as handle:
-            if file.read() == launcher(directory) or handle is None:
-                return False
-            file.seek(0)
-            file.truncate()
-            file.write(launcher(directory) or "")
+    if pid is None and lives(told):
+        return False  # it does not hold the lock just now
+    with suppress(FileNotFoundError), _asked(directory) as file, caught(directory, pid) as handle:
+        if file.read() == told:
+            return False
+        _write(file, told)
+        if handle is not None:
             _send(handle, signal.SIGTERM)
             _send(handle, signal.SIGCONT)  # where it was stopped
-    return True
+            return True
+    return False
+
+
+@contextmanager
+def _asked(directory: Path) -> Iterator[TextIO]:
+    """Raises `FileNotFoundError` where the directory is gone, as that of a run that has not begun."""
+    with open(os.open(directory / STOPPING, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _write(file: TextIO, told: str) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(told)
 
 
 def stopping(directory: Path) -> bool:
@@ -94,9 +109,15 @@ def stopping(directory: Path) -> bool:
 
 
 def kill(directory: Path) -> None:
-    """All processes of the run, the launching one first: it would start it again. Some may fork others meanwhile."""
-    first = living(directory)
-    while pids := sorted(holders(directory / LOCK), key=lambda pid: pid != first):
+    """All processes of the run, the launching one first: it would start it again, or another in
+    its place, which is told to let it be. Some may fork others meanwhile."""
+    while True:
+        with suppress(FileNotFoundError), _asked(directory) as file:
+            _write(file, launcher(directory) or "")
+        first = living(directory)
+        pids = sorted(holders(directory / LOCK), key=lambda pid: pid != first)
+        if not pids:
+            return
         for pid in pids:
             with caught(directory, pid) as handle:
                 if handle is not None:
@@ -121,8 +142,8 @@ def _send(handle: int, number: int) -> None:
         signal.pidfd_send_signal(handle, number)
 
 
-def wait_gone(process: str, within_s: float) -> None:
-    """Wait until that process has ended, by its identity."""
+def wait_gone(process: str, within_s: float | None = None) -> None:
+    """Wait until that process has ended, by its identity; None: however long."""
     with suppress(OSError):
         handle = os.pidfd_open(int(process.partition(" ")[0]))
         try:
