@@ -288,7 +288,7 @@ class World:
             case KillMembers(why):
                 for node in [n for n, other in self.processes.items() if other.home == process.node != n]:
                     self.kill(node, why)
-            case KillMember(gone) if not self.kill(gone):
+            case KillMember(gone) if self.processes.get(gone, process).home != process.node or not self.kill(gone):
                 self.post(process.node, ProcessEnded(gone, "it had ended"))
             case Forget(gone) if not isinstance(process.linked, Linked):  # links have done so themselves
                 process.forgotten = {**(process.forgotten or {}), gone: None}
