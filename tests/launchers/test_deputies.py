@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from itertools import dropwhile
 from multiprocessing.connection import Pipe
@@ -14,14 +15,14 @@ import pytest
 
 from squall import following
 from squall.launchers.control_pipe import ControlPipe
-from squall.launchers.role_processes import NurseryChannel
+from squall.launchers.nursery_channel import NurseryChannel
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
 from squall.report.coverage import audit
 from squall.runtime import running
 from squall.runtime.snapshot import Snapshots
 from tests import deep
-from tests.launchers.processes import START_S, Started, send, wait_for
+from tests.launchers.processes import START_S, Started, alive, send, wait_for
 from tests.launchers.test_copies import COPIED, role_of, wait_whole
 from tests.launchers.test_machines import Cluster, Machine, children, cluster
 
@@ -41,9 +42,8 @@ class Second:
         wait_for(self.is_backed, START_S, "all that the coordinator is")
 
     def is_backed(self) -> bool:
-        """The record has it that there is a deputy that may lead: this one, or the next behind that."""
-        changes = [row.change for row in self.rows(MemberRow) if row.node.startswith("deputy")]
-        return changes[-1:] == ["joined"]
+        """There is a deputy that may lead: this one, or the next behind that."""
+        return has_deputy(self.rows(MemberRow))
 
     @staticmethod
     def _is_there(machine: Machine) -> bool:
@@ -79,6 +79,11 @@ class Second:
             assert not any(part.missed for part in audit(reader).parts)
             assert not reader.rows(LossRow)
         return said
+
+
+def has_deputy(rows: Sequence[Any]) -> bool:
+    """As a record has it."""
+    return [row.change for row in rows if row.node.startswith("deputy")][-1:] == ["joined"]
 
 
 def stop_first_machine(found: Cluster) -> list[int]:
@@ -141,6 +146,18 @@ def goes_on(again: Started) -> None:
     finally:
         again.process.kill()
         again.process.communicate()
+
+
+def test_a_first_machine_without_its_launching_process_leaves_the_run_to_its_deputy(tmp_path: Path) -> None:
+    with cluster(tmp_path, 3, *COPIED) as found:
+        second = backed(found)
+        wait_for(lambda: has_deputy(found.run.rows(MemberRow)), START_S, "the first machine to know")
+        (nursery,) = children(found.run.process.pid)
+        here = [nursery, *children(nursery)]
+        found.run.process.kill()
+        second.leads()
+        wait_for(lambda: not any(map(alive, here)), START_S, "all of the first machine to end")
+        second.interrupt()
 
 
 @pytest.mark.parametrize("backed", [True, False])

@@ -13,7 +13,7 @@ from squall.launchers import script_relay
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.last_weights import last_weights, take_weights
 from squall.launchers.leaving import explain
-from squall.launchers.role_processes import NurseryChannel
+from squall.launchers.nursery_channel import NurseryChannel
 from squall.launchers.script_nursery import ScriptNursery
 from squall.launchers.script_relay import ScriptRelay
 from squall.protocol.nodes import Node

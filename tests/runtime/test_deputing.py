@@ -19,6 +19,7 @@ from squall.protocol.effects import End, Payload, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.events import CopyKnown, CopyTaken, PeerRefused
 from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
+from squall.protocol.notes import MemberJoined
 from squall.runtime import whole
 from squall.runtime.deputing import KNOWN, CopiedHost, DeputyHost, Kept
 from squall.runtime.journal import Journal
@@ -40,10 +41,13 @@ class Moving:
         self._there = replace(there, journal=self._journal, directory=self._directory)
         self.deputy = DeputyHost(there, DEPUTY, lambda recorder, job: recorder)
         self._begun = 0
+        self.told: list[bool] = []  # whether there is a deputy
+
+    def packs(self) -> CopiedHost:
+        return CopiedHost(self.first._host, replace(self.first._job, scratch=self._one), self.told.append)
 
     def copy(self, state: bytes) -> Any:
-        packs = CopiedHost(self.first._host, replace(self.first._job, scratch=self._one))
-        known = packs.perform(CopyTo(DEPUTY, 1, (), state), 0.0)
+        known = self.packs().perform(CopyTo(DEPUTY, 1, (), state), 0.0)
         assert isinstance(known, CopyKnown)
         whole.path_of(self._one, DEPUTY, 0).rename(whole.path_of(self._other, DEPUTY, 0))
         self._begun = self.first._told
@@ -92,6 +96,17 @@ def test_a_deputys_record_is_the_coordinators(begins: int, leads: int, commits: 
         moving.follow()
         moving.lead()
         assert moving.rows() == wanted
+
+
+def test_who_launched_the_run_is_told_whether_there_is_a_deputy() -> None:
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        moving = Moving(Path(one), Path(other))
+        moving.copy(state())
+        packs = moving.packs()
+        packs.perform(MemberJoined(Node("replica", 0), 1, 1, ()), 0.0)
+        packs.perform(MemberJoined(DEPUTY, 1, 1, ()), 0.0)
+        packs.perform(CopyTo(None), 0.0)
+        assert moving.told == [False, True, False]
 
 
 def test_what_is_no_coordinator_is_refused() -> None:

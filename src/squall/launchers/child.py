@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 
 from squall.protocol.nodes import Node
 from squall.protocol.nursery_messages import Placed
@@ -33,6 +35,12 @@ class Child:
 
     def kill(self) -> None:
         signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+
+def turn(node: Node, others: Iterable[Child]) -> int:
+    """The first that no other replica has here; the evaluator's is the last GPU, which has fewest of them."""
+    taken = {child.turn for child in others if child.node.role == "replica"}
+    return next(free for free in count() if free not in taken) if node.role == "replica" else -1
 
 
 def expose(node: Node) -> None:

@@ -58,6 +58,7 @@ class Head:
         self._schedules: Schedules | None = None
         self._schedules_bytes = schedules_bytes
         self._owe: set[int] = set()  # machines whose schedules are awaited
+        self.others_go_on = False  # without this machine: they have a deputy of the coordinator
         self.heard_at = 0.0  # when another machine has said something last
 
     def gather(self, own: ControlPipe, task: bytes, directory: Path, snapshot: int | None, lock: int) -> None:
@@ -214,12 +215,6 @@ class Head:
     def begun(self) -> bool:
         """What it has gathered machines for."""
         return self._guests is not None and self._guests.begun
-
-    @property
-    def others_go_on(self) -> bool:
-        """Without this machine: they have a deputy of the coordinator, and are most."""
-        machines = self._guests.machines.values() if self._guests is not None else ()
-        return self._wanted.copies > 1 and self._relay is None and sum(m.step is Step.BEGUN for m in machines) > 2
 
     def leave(self) -> None:
         """The others go on without this machine, and hear no more of it."""

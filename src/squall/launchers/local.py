@@ -137,6 +137,8 @@ class LocalRun:
                 raise TaskError.told(said["error"]) if said["task"] else SquallError(said["error"])
             case "stopping" if self._stops == 1:
                 self._kill_at = math.inf  # it sees to the others
+            case "deputed" if self._head is not None:
+                self._head.others_go_on = said["deputed"]
             case "saving":
                 self._tell_saving(said["received"], said["total"])
             case "evaluated":

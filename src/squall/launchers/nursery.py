@@ -4,12 +4,13 @@ It imports torch and builds the task once; each role is then a fork, which takes
 The coordinator decides what is to run (`protocol.nursery`). Over pipes go:
 
     launcher -> nursery      the task, what `orders` has, "joined" of another machine, "leave", "stop", "kill"
-    nursery -> launcher      "listening", "evaluated", "stopping", "saving", "exited", "failed", "ended"
-    coordinator -> nursery   "frame", "evaluated", "placed", "saving", "end"
+    nursery -> launcher      "listening", "evaluated", "deputed", "stopping", "saving", "exited", "failed", "ended"
+    coordinator -> nursery   "frame", "evaluated", "deputed", "placed", "saving", "end"
     nursery -> coordinator   "frame"
 
-When the launcher is gone the nursery asks for a stop as Ctrl-C does, and the kernel wakes it for that if it was stopped
-itself; when the nursery is gone, the kernel kills its children. A stop has its time: who still lives then is killed.
+When the launcher is gone the nursery asks for a stop as Ctrl-C does, or leaves the run to a deputy on another machine;
+the kernel wakes it for that if it was stopped itself. When the nursery is gone, the kernel kills its children. A stop
+has its time: who still lives then is killed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ import os
 import shutil
 import time
 from dataclasses import replace
-from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from squall.errors import SquallError
 from squall.launchers import backups, scratch
-from squall.launchers.child import Child, expose
+from squall.launchers.child import Child, expose, turn
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
-from squall.launchers.leaving import DONE, RAISED, leave
+from squall.launchers.leaving import DONE, LOST, RAISED, leave
 from squall.launchers.lookout import Lookout
 from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
@@ -44,7 +43,6 @@ from squall.protocol.snapshot_rounds import SILENT_S
 from squall.runtime.job import Job
 from squall.runtime.machines import firsts, nodes, with_legacies
 from squall.runtime.processes import fork, outlive_parent, state_of
-from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
 
 GRACE_S, STOPPED_GRACE_S = 1.0, 0.3  # for processes to end after the coordinator has; when somebody waits for that
 ANSWER_S = 0.3  # seconds that the coordinator may take beyond its own deadlines
@@ -57,6 +55,7 @@ class Nursery:
         self._launcher, self._job, self._sockets, self._lookout = launcher, job, sockets, Lookout()
         self._children: dict[int, Child] = {}  # by pidfd
         self._killing, self._stopping = False, ""  # whose end was wanted here; why a stop was asked for, if it was
+        self._deputed = False  # the coordinator has a deputy that may go on in its place
         self._end: dict[str, Any] | None = None  # what the coordinator said last
         self._deadline: float | None = None  # when processes that still live are killed
         self._linked = Linked(NurseryMachine())
@@ -73,8 +72,7 @@ class Nursery:
         os.close(self._held)
 
     def prepare(self) -> None:
-        if len(os.fsencode(self._sockets)) + LONGEST_NAME > PATH_BYTES:
-            raise SquallError(f"sockets in {self._sockets} would have too long names: set TMPDIR to a shorter path")
+        scratch.check_length(self._sockets)
         self._launcher.say(kind="listening")
         outlive_parent()  # from here on it is heard when that goes, and what there is can be saved
         self._held = scratch.make(self._sockets)
@@ -135,6 +133,7 @@ class Nursery:
             self._reap(self._children.pop(source))
 
     def _hear_launcher(self, said: dict[str, Any] | None) -> None:
+        self._hear()  # whether there is a deputy
         match said:
             case {"kind": "kill"}:
                 self._kill_all()
@@ -142,6 +141,9 @@ class Nursery:
                 self._tell(MachineJoined(machine, cores // self._job.plan.threads))
             case {"kind": "leave", "why": why, "failed": failed}:
                 self._tell(StopRequested(why, failed, wanted=True))
+            case None if self._deputed and not (self._stopping or self._end):  # as if all this machine were lost
+                shutil.rmtree(self._sockets, ignore_errors=True)
+                leave(LOST)
             case _:  # a stop, or the launcher is gone
                 self._launcher.say(kind="stopping")
                 self._stop("interrupted" if said else "the launching process is gone")
@@ -151,8 +153,9 @@ class Nursery:
         for told in self._line.hear():
             if isinstance(told, Event):
                 self._tell(told)
-            elif told["kind"] in ("evaluated", "saving"):
+            elif told["kind"] in ("evaluated", "saving", "deputed"):
                 self._launcher.say(**told)
+                self._deputed = told.get("deputed", self._deputed)
                 if told["kind"] == "saving" and self._deadline is not None:
                     self._deadline = max(self._deadline, time.monotonic() + SILENT_S + ANSWER_S)
             else:
@@ -265,11 +268,6 @@ class Nursery:
         except OSError as error:  # no more processes or memory for now; the coordinator tries again, a few times
             self._tell(ProcessEnded(node, f"could not be started: {error}"))
 
-    def _turn(self, node: Node) -> int:
-        """The first that no other replica has here; the evaluator's is the last GPU, which has fewest of them."""
-        taken = {child.turn for child in self._children.values() if child.node.role == "replica"}
-        return next(turn for turn in count() if turn not in taken) if node.role == "replica" else -1
-
     def _fork(self, node: Node, ends: Node | None = None) -> None:
         self._job = backups.prepare(self._job, node, ends, {child.node for child in self._children.values()})
         if pid := fork():
@@ -279,7 +277,8 @@ class Nursery:
         try:
             self._detach(node)
             pipe = self._line.give() if node == COORDINATOR and isinstance(self._line, PipeLine) else None
-            run_role(replace(self._job, turn=self._turn(node), first=self._firsts.get(node)), node, self._sockets, pipe)
+            job = replace(self._job, turn=turn(node, self._children.values()), first=self._firsts.get(node))
+            run_role(job, node, self._sockets, pipe)
             status = DONE
         except BaseException as error:
             status = tell(node, self._job, self._sockets, error)
@@ -287,7 +286,7 @@ class Nursery:
             leave(status)
 
     def _look_after(self, node: Node, pid: int) -> None:
-        child = Child.watched(node, pid, self._turn(node))
+        child = Child.watched(node, pid, turn(node, self._children.values()))
         self._children[child.handle] = child
 
     def _detach(self, node: Node) -> None:

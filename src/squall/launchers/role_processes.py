@@ -13,20 +13,17 @@ from functools import partial
 from pathlib import Path
 from socket import gethostname
 
-import msgspec
 import torch
 from setproctitle import setproctitle
 
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.far_parts import SpreadHost, run_far_part
 from squall.launchers.leaving import LOST, RAISED
+from squall.launchers.nursery_channel import NurseryChannel
 from squall.launchers.parts import die_of, first_part, tell_raised
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.copied import Copied
-from squall.protocol.effects import End, Payload
-from squall.protocol.events import Event, FrameArrived, StopRequested
-from squall.protocol.frames import Frame
 from squall.protocol.nodes import COORDINATOR, DEPUTY, NURSERY, Node, shard_nodes, whole
 from squall.record.writer import COMMIT_EVERY_S
 from squall.runtime.answering import ArrivingHost
@@ -57,50 +54,6 @@ from squall.transports.lanes import Lanes
 from squall.transports.opening import listening
 from squall.transports.streams import Streams
 from squall.usercode.blame import encode, note
-
-
-class NurseryChannel:
-    """The coordinator's line to the nursery of its machine: the frames of their link, and what the user is shown."""
-
-    def __init__(self, pipe: ControlPipe, nursery: Node = NURSERY, backed: bool = False) -> None:
-        """`backed`: by a deputy, which goes on when this machine's nursery is gone, and all its processes with it."""
-        self._pipe = pipe
-        self._nursery, self._backed = nursery, backed
-
-    def knows(self, node: Node) -> bool:
-        return node == self._nursery
-
-    def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
-        self._pipe.say(kind="frame", frame=frame)
-
-    def admit(self, node: Node, machine: int, address: str = "") -> None:
-        """Nobody calls over this. A script's nursery hears of replicas elsewhere, and must know where they are."""
-        if node.role == "replica":
-            self._pipe.say(kind="placed", replica=node.index, machine=machine)
-
-    def forget(self, node: Node) -> None:
-        """Nobody forgets the nursery."""
-
-    def take(self) -> Event | None:
-        if not self._pipe.open or not self._pipe.connection.poll():
-            return None
-        said = self._pipe.hear()
-        if said is None:  # the kernel kills this process in a moment; its last word would be the deputy's first
-            return None if self._backed else StopRequested("the nursery is gone")
-        return FrameArrived(self._nursery, msgspec.convert(said["frame"], Frame))
-
-    def end(self, end: End) -> None:
-        self._pipe.say(kind="end", status=end.status, reason=end.reason)
-
-    def saving(self, received: int, total: int) -> None:
-        self._pipe.say(kind="saving", received=received, total=total)
-
-    def evaluated(self, number: int, evaluation: dict[str, float]) -> None:
-        self._pipe.say(kind="evaluated", number=number, evaluation=evaluation)
-
-    def poll(self) -> Event | None:
-        return None
-
 
 # Being woken from sleep costs more than a whole exchange of a small vector, so the two ends of an exchange look out
 # for the answer, or the next push, for a moment. A replica does so on a core that it would leave idle; a shard, and its
@@ -237,7 +190,7 @@ def make_host(
         assert channel is not None
         recorder = CoordinatorHost(job, channel, clock)
         made = _around(recorder, job)
-        made = CopiedHost(made, job) if has_deputy(job) else made
+        made = CopiedHost(made, job, channel.deputed) if has_deputy(job) else made
         if job.journal is not None:
             job.journal.keeps = made.keeps
             recorder.take_again(made, job.journal.carried_out)

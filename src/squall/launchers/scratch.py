@@ -14,11 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from squall.errors import SquallError
+from squall.transports.doorbell import LONGEST_NAME, PATH_BYTES
+
 _LOCK = "in-use.lock"
 
 
 def new_name() -> Path:
     return Path(tempfile.gettempdir()) / f"squall-{secrets.token_hex(8)}"
+
+
+def check_length(path: Path) -> None:
+    """Raise `SquallError` where sockets in it would have names that are too long for the kernel."""
+    if len(os.fsencode(path)) + LONGEST_NAME > PATH_BYTES:
+        raise SquallError(f"sockets in {path} would have too long names: set TMPDIR to a shorter path")
 
 
 def make(path: Path) -> int:

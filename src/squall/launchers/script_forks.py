@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from squall.launchers.child import turn
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.lookout import Lookout
 from squall.launchers.nursery import Nursery
@@ -124,7 +125,7 @@ class ScriptForks(Nursery):
             self._look_after(node, pid)
             self._scripts[mine] = Script(node.index, ControlPipe(mine))
             return
-        job = dataclasses.replace(self._job, turn=self._turn(node))
+        job = dataclasses.replace(self._job, turn=turn(node, self._children.values()))
         self._detach(node)
         mine.close()
         for other in self._scripts:

@@ -29,6 +29,7 @@ from squall.protocol.copied import Copied, CopyTo
 from squall.protocol.effects import Effect, End, Payload
 from squall.protocol.events import CopyKnown, CopyTaken, Event, PeerRefused
 from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.notes import MemberJoined
 from squall.record.backlog import Backlog
 from squall.record.rows import Row
 from squall.record.writer import Record
@@ -65,16 +66,20 @@ class Kept(NamedTuple):
 
 
 class CopiedHost(HostAround):
-    """The coordinator's, outermost: packs what all of them know."""
+    """The coordinator's, outermost: packs what all of them know, and tells whether there is a deputy."""
 
-    def __init__(self, host: Host, job: Job) -> None:
+    def __init__(self, host: Host, job: Job, tell: Callable[[bool], None]) -> None:
         super().__init__(host)
-        self._directory, self._scratch = job.directory, job.scratch
+        self._directory, self._scratch, self._tell = job.directory, job.scratch, tell
 
     def perform(self, effect: Effect, now: float) -> Event | None:
-        if not isinstance(effect, CopyTo):
-            return super().perform(effect, now)
-        return None if effect.backup is None else self._pack(effect.backup, effect.number, effect.state)
+        match effect:
+            case CopyTo(deputy, number=number, state=state):  # the last one, if there was one, is given up
+                self._tell(False)
+                return None if deputy is None else self._pack(deputy, number, state)
+            case MemberJoined(Node("deputy")):
+                self._tell(True)
+        return super().perform(effect, now)
 
     def _pack(self, deputy: Node, number: int, state: bytes) -> CopyKnown:
         assert self._scratch is not None

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from squall.launchers.alone import LoneRun
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.inline import LoneChannel
-from squall.launchers.role_processes import SPIN_S, NurseryChannel, make_host
+from squall.launchers.nursery_channel import NurseryChannel
+from squall.launchers.role_processes import SPIN_S, make_host
 from squall.plan import make_plan
 from squall.protocol.effects import Apply, Compute, Effect, Expect
 from squall.protocol.events import Event
