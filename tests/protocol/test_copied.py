@@ -18,13 +18,15 @@ from squall.protocol.events import (
     FrameArrived,
     MessageArrived,
     PeerReached,
+    PeerRefused,
     StopRequested,
     TimePassed,
 )
 from squall.protocol.frames import Frame
 from squall.protocol.machine import Refusal
 from squall.protocol.messages import Join
-from squall.protocol.nodes import Node
+from squall.protocol.nodes import COORDINATOR, Node
+from squall.protocol.nursery_messages import Refused
 
 SHARD, BACKUP, PEER = Node("shard", 0), Node("backup", 0), Node("replica", 0)
 
@@ -39,6 +41,8 @@ class Speaker:
         match event:
             case StopRequested("copy"):
                 return [CopyTo(BACKUP, 1)]
+            case StopRequested("part"):
+                return [CopyTo(None)]
             case StopRequested("forget"):
                 return [Forget(PEER)]
             case StopRequested(number):
@@ -166,6 +170,22 @@ def test_what_another_backup_has_counts_for_nothing_and_too_much_is_refused() ->
         line.copied._on_has(9, 0.0, [])
     line.has(line.entries)
     assert line.taken == 1
+
+
+def test_a_whole_backup_that_is_refused_is_told_of_beside_what_waits_and_again_until_it_is_parted_with() -> None:
+    """What is numbered stays: the backup, which has heard nothing of it, may go on all the same."""
+    line = Line()
+    line.give(StopRequested("1"))
+    told = Transmit(COORDINATOR, Frame(0, 0, Refused(BACKUP, "it lies")))
+    assert line.copied.on(PeerRefused(BACKUP, "it lies"), 0.0) == [Forget(BACKUP), told]
+    line.has(line.entries)
+    assert line.taken == 0
+    line.now = 10.0
+    assert line.copied.on(TimePassed(), line.now) == [told]
+    line.give(StopRequested("part"))
+    assert line.taken == 1
+    line.now = 20.0
+    assert told not in line.copied.on(TimePassed(), line.now)
 
 
 def test_a_backup_that_cannot_be_given_all_ends_and_nobody_waits_for_it() -> None:

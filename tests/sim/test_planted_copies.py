@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from squall.protocol.copy_messages import CopyKept
 from squall.protocol.deputy_staffing import DeputyStaffing
 from squall.protocol.effects import AddPortions, Apply, CalculateVectors, Effect, Payload, Send, StartMember, Transmit
 from squall.protocol.events import CopyKnown, Event
+from squall.protocol.link import Linked
 from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.messages import Parcel
 from squall.protocol.nodes import COORDINATOR, Node
@@ -185,6 +187,21 @@ def waited_for_no_more(original: Any, copied: Copied) -> list[Effect]:
     return released
 
 
+def what_the_coordinator_hears(original: Any, copied: Copied, effects: list[Effect]) -> list[Effect]:
+    """Leaves, of a shard that has refused its backup, whatever that has."""
+    found: list[Effect] = original(copied, effects)
+    if not copied._refused:
+        return found
+    leave = [each for _, each in copied._held if isinstance(each, Transmit) and each.to == COORDINATOR]
+    copied._held = deque(each for each in copied._held if each[1] not in leave)
+    return found + leave
+
+
+def told_by_number(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copied, "_tell_coordinator", Linked._tell_coordinator)
+    wrapped(Copied, "_keep_back", what_the_coordinator_hears)(patch)
+
+
 FOUND = {
     "a deputy that was refused could go on without what the coordinator had let others hear since": (
         replace(deputed(25), faults=(Lie(141, Role("deputy")), Partition(146, 3.33, 0, None))),
@@ -192,6 +209,9 @@ FOUND = {
     "a shard that had refused a process was believed on another machine": (
         rebuilt(668, kind="copies", faults=[8], replicas=2, examples=7, epochs=1, machines=2),
         wrapped(MachineStaffing, "_on_machine_lost", everybody_believed), "I5"),
+    "a shard said of its refused backup, under a number that this gave to its next message as it went on": (
+        rebuilt(2614104126, kind="copies", faults=[1, 4, 5, 7, 10, 12, 15], examples=13, epochs=1, parts=1),
+        told_by_number, "I5"),
     "answers that were held did not know what was lost": (
         rebuilt(759, kind="copies", faults=[1, 6, 7], examples=13, epochs=1, machines=1, parts=1),
         lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),

@@ -30,6 +30,7 @@ from squall.protocol.messages import SnapshotPiece
 from squall.protocol.moved import Movable
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.notes import Note
+from squall.protocol.nursery_messages import Refused
 from squall.protocol.succession import Journal, less
 
 RECORDED = (Note, PublishSnapshot)
@@ -88,6 +89,7 @@ class Copied(Movable):
         self._queued: deque[Send] | None = None  # entries that wait until a part can leave
         self._held: deque[tuple[int, Effect]] = deque()  # until the backup has that entry
         self._refused = False  # the backup, which may go on all the same until the coordinator has parted with it
+        self._accuses: Refused | None = None  # what the coordinator is told of that
 
     @property
     def held(self) -> bool:
@@ -115,22 +117,32 @@ class Copied(Movable):
             released += self._refuse_backup()
         goes_on = entered and self._backup is not None and not self._refused
         first = self._enter(event, now, brought) if goes_on else []
+        if self._accuses is not None and type(event) in (TimePassed, FrameArrived):  # it may be lost
+            effects.append(Transmit(COORDINATOR, Frame(0, 0, self._accuses)))
         return released + first + self._keep_back(effects)
 
-    def _refuse_backup(self) -> list[Effect]:
-        """What leaves: all where it was not whole; else what tells a coordinator elsewhere that it is refused."""
-        whole = self._queued is None and not self._part
-        leave, self._held = self._held, deque()
-        if not whole:
-            self._alone()
-            return [effect for _, effect in leave]
-        self._refused = True
-        self._held = deque(each for each in leave if not self._tells(each[1]))
-        return [effect for _, effect in leave if self._tells(effect)]
+    @property
+    def _whole(self) -> bool:
+        """The backup is."""
+        return self._backup is not None and self._queued is None and not self._part
 
-    def _tells(self, effect: Effect) -> bool:
-        """It tells the coordinator, who parts with a backup that is refused, or goes on with that."""
-        return self._refused and isinstance(effect, Transmit) and effect.to == COORDINATOR
+    def _refuse_backup(self) -> list[Effect]:
+        """What leaves: all where it was not whole; else nothing, until the coordinator has parted with it."""
+        if self._whole:
+            self._refused = True
+            return []
+        leave = [effect for _, effect in self._held]
+        self._alone()
+        return leave
+
+    def _tell_coordinator(self, message: Message, now: float, effects: list[Effect]) -> None:
+        """A backup that goes on although it is refused has not taken that: its own next message has this number."""
+        accuses = isinstance(message, Refused) and message.node == self._backup and self._whole
+        if isinstance(message, Refused) and accuses and self.machine.node != COORDINATOR:
+            self._accuses = message
+            effects.append(Transmit(COORDINATOR, Frame(0, 0, message)))
+        else:
+            super()._tell_coordinator(message, now, effects)
 
     def _waits(self, sent: Transmit) -> bool:
         """It has not left yet."""
@@ -221,8 +233,6 @@ class Copied(Movable):
             match effect:
                 case Transmit(frame=Frame(0, message=message)) if message is not None:
                     kept.append(effect)  # it says that this is there, which is so whatever the backup has
-                case Transmit() if self._tells(effect):
-                    kept.append(effect)
                 case Transmit(to=to, frame=frame, again=True) if self._backup is not None and to != self._backup:
                     if not self._waits(effect):  # a connection may have lost it; what waits comes behind it
                         kept.append(replace(effect, frame=replace(frame, seen=0)))  # the backup may not have it

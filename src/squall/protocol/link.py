@@ -134,7 +134,7 @@ class Linked:
         if frame.message is None:
             return
         if not frame.number:
-            if isinstance(frame.message, (*UNORDERED, Placed)):
+            if isinstance(frame.message, (*UNORDERED, Placed, Refused)):
                 self._take_in(sender, frame.message, now, effects)
             else:
                 self._refuse(sender, f"it says {type(frame.message).__name__} without a number", now, effects)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from squall.protocol.copied import CopyTo
+from squall.protocol.copy_messages import Entry, Has
 from squall.protocol.effects import Effect, End, StartMember, Transmit
 from squall.protocol.events import Event, FrameArrived, PeerRefused, Started, StopRequested
+from squall.protocol.frames import Frame
 from squall.protocol.messages import Stop
 from squall.protocol.nodes import COORDINATOR, NURSERY, Node
 from squall.protocol.notes import MachineDied, Remark, TrainingOver
@@ -46,6 +49,8 @@ class MachineBooks:
         self._leaving: dict[int, None] = {}
         self._begun = self.over = False  # the second: nobody is started any more
         self._behind = False  # a coordinator has still to do what the one before it has not
+        self._starts = False  # just now
+        self._waits_for: int | None = None  # the entry that its deputy must have, before it has done that
 
     def watch(self, node: Node, what: Event | Effect) -> None:
         if isinstance(what, StartMember) and what.node == COORDINATOR:
@@ -54,9 +59,10 @@ class MachineBooks:
             self._on_sent(node, what)
         elif node == COORDINATOR:
             if isinstance(what, Event):
-                if not self._behind:
+                if not self._behind and self._waits_for is None:
                     self._check_owed()
-                self._begun, self._behind = self._begun or type(what) is Started, False
+                self._starts = type(what) is Started
+                self._begun, self._behind = self._begun or self._starts, False
             self._on_coordinator(what)
 
     def _check_owed(self) -> None:
@@ -87,6 +93,10 @@ class MachineBooks:
                 self._ending = {process: at for process, at in self._ending.items() if at != machine}
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, ProcessLost):
                 self._ended[frame.message.node] = machine, frame.number
+            case FrameArrived(Node("deputy"), Frame(message=Has(number))) if number >= (self._waits_for or 0):
+                self._waits_for = None
+            case CopyTo():
+                self._waits_for = None
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
                 self._rooms.pop(machine, None)
             case PeerRefused(Node("nursery", machine)):  # nothing is said to it any more, though it is lost later
@@ -114,6 +124,8 @@ class MachineBooks:
         if sent.again:
             return
         match message:
+            case Entry(number) if self._starts:
+                self._waits_for = number
             case StartProcess(Node("replica", slot), first):
                 self._at[slot] = [sent.to.index] * (self._parts if first is None else 1)
                 self._owed.pop(slot, None)
