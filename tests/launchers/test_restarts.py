@@ -115,12 +115,23 @@ def test_who_dies_again_and_again_without_a_snapshot_ends_the_run(tmp_path: Path
     name = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(name, "--epochs", "100000", "--snapshot-every-s", "1000", "--restarts", "1")
     for _ in training(run):
-        run.kill("nursery")
-        starts_again(run, 1)
+        killed = run.kill("nursery")
+        wait_for(lambda before=killed: run.processes().get("nursery", before) != before, START_S, "another nursery")
         run.kill("nursery")
         status, _, err = run.finish()
         assert status == 1
         assert "it had been started again once, without a new snapshot\ngo on from the beginning" in err
+
+
+def test_a_run_that_has_begun_before_soon_has_a_snapshot_to_go_on_from(tmp_path: Path) -> None:
+    """However seldom it makes them: it may be lost as often as it gets that far."""
+    name = tmp_path / f"run-{uuid4().hex[:8]}"
+    run = Started.train(name, "--epochs", "100000", "--snapshot-every-s", "1000", "--restarts", "1")
+    for _ in training(run):
+        for times in (1, 2, 3):
+            run.kill("nursery")
+            starts_again(run, times)
+            new_snapshot(run)
 
 
 def test_a_run_that_is_to_end_does_not_start_again(endless: Started) -> None:

@@ -343,6 +343,17 @@ def test_a_file_comes_piece_by_piece() -> None:
         assert office.tell(shard, piece) == [WritePiece(shard.index, piece, 0, 1)]
 
 
+def test_the_first_snapshots_of_a_run_that_has_begun_before_come_sooner() -> None:
+    office = Office(shards=1, snapshot_every_s=10.0, snapshot_first_s=2.0)
+    office.join(0)
+    for pause_s in (2.0, 4.0, 8.0, 10.0, 10.0):
+        office.now += pause_s - 0.1
+        assert not sent(office.give(TimePassed()), TakeSnapshot)
+        office.now += 0.1
+        assert sent(office.give(TimePassed()), TakeSnapshot)
+        office.snapshot()
+
+
 def test_who_goes_on_in_its_place_has_a_piece_written_of_which_nothing_was_heard() -> None:
     office = Office(shards=1, snapshot_every_s=1.0)
     (shard,) = office.shards

@@ -179,9 +179,12 @@ class Trial:
         self._put_off(now)
 
     def _whole(self) -> bool:
-        """All machines are there, and of each shard and the coordinator a copy that can take over, where there are."""
+        """All machines are there, and of each shard and the coordinator a copy that can take over, where there are.
+
+        On one machine: the run does not start just now, which it tries only a few times in a row.
+        """
         if self._machines is None:
-            return True
+            return self.plan.moment is not None or bool(self._family.of("coordinator"))
         if self._heals or len(self._family.of("nursery")) <= len(self._machines.numbers):
             return False  # who is cut off lives
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:

@@ -78,6 +78,7 @@ class Closing(ABC):
         self._ends_at: float | None = None  # when the training time that the user has given is over
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
+        self._snapshot_in_s = policy.snapshot_first_s  # if that is sooner than they all are
         self._deadline: float | None = None  # when this phase of the end is waited for no longer
 
     @property
@@ -159,7 +160,12 @@ class Closing(ABC):
         elif self.phase is Phase.SNAPSHOT:
             self._close_with_snapshot(now, effects)  # this one was begun before the training was over
         elif self.phase is Phase.RUNNING:
-            self._snapshot_at = after(now, self.policy.snapshot_every_s)
+            self._put_off_snapshot(now)
+
+    def _put_off_snapshot(self, now: float) -> None:
+        every_s = self.policy.snapshot_every_s
+        self._snapshot_at = after(now, None if every_s is None else min(every_s, self._snapshot_in_s))
+        self._snapshot_in_s *= 2
 
     # ------------------------------------------------------------ the end
 

@@ -257,7 +257,7 @@ class Coordinator(DeputyStaffing):
     def _begin(self, now: float, effects: list[Effect]) -> None:
         self._begun = True
         self._ends_at = after(now, self.policy.seconds)
-        self._snapshot_at = after(now, self.policy.snapshot_every_s)
+        self._put_off_snapshot(now)
         self._evaluate_at = after(now, self.policy.evaluate_every_s if self.policy.evaluate else None)
         effects.append(notes.TrainingBegan())
 

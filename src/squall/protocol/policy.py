@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from squall.protocol.best import Goal
@@ -32,6 +34,7 @@ class Policy(msgspec.Struct, frozen=True):
     until: tuple[str, float] | None = None  # end when this metric is reached (loss: falls to)
     seconds: float | None = None  # of training
     snapshot_every_s: float | None = 60.0
+    snapshot_first_s: float = math.inf  # the first one sooner, and each of the next twice as long after the last
     save_within_s: float = SAVE_WITHIN_S  # how long the last snapshot of a run that a user stops may take
     goal: Goal = Goal()
     rooms: tuple[MachineRoom, ...] = ()  # empty: one machine, with room for all; who is in none waits for room

@@ -238,7 +238,7 @@ class ChaoticRun(ABC):
         chaos = self.chaos
         return Policy(
             chaos.replicas, self.recipe.shards, evaluate=chaos.evaluate, evaluate_every_s=chaos.evaluate_every_s,
-            snapshot_every_s=chaos.snapshot_every_s,
+            snapshot_every_s=chaos.snapshot_every_s, snapshot_first_s=math.inf if self.saved is None else 0.005,
             goal=Goal(keep=chaos.keeps, best=self.best[0] if self.best is not None else None),
             rooms=self._rooms, goes_back=bool(self._rooms), parts=chaos.parts, spread_parts=chaos.spread_parts,
             copies=chaos.copies, deputy=chaos.deputy,
