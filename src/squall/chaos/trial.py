@@ -78,7 +78,7 @@ class Trial:
             ):
                 self._family = Family(run.pid)
                 self._chance = random.Random(self.plan.seed)
-                self._began = self._moved_at = self._looked_at = -math.inf
+                self._began = self._moved_at = self._looked_at = self._struck_at = -math.inf
                 self._led, self._led_at = {self.directory.name}, time.monotonic()
                 self._next_at = math.inf if self.plan.begun else -math.inf
                 self._heals: list[tuple[float, Injury]] = []
@@ -172,6 +172,7 @@ class Trial:
                 self._next_at = now + LOOK_EVERY_S
             return
         self.injuries.append(injury)
+        self._struck_at = now
         lasting = "" if fault.kind == KILL else f", for {self.plan.lasting_s:g} s"
         self.say(f"{at_s:7.1f} s  {injury.text}{lasting}")
         if injury.heal is not None:
@@ -181,10 +182,10 @@ class Trial:
     def _whole(self) -> bool:
         """All machines are there, and of each shard and the coordinator a copy that can take over, where there are.
 
-        On one machine: the run does not start just now, which it tries only a few times in a row.
+        On one machine: it has trained since the last fault. A run that starts again tries that only a few times in a row.
         """
         if self._machines is None:
-            return self.plan.moment is not None or bool(self._family.of("coordinator"))
+            return self.plan.moment is not None or self._moved_at > self._struck_at
         if self._heals or len(self._family.of("nursery")) <= len(self._machines.numbers):
             return False  # who is cut off lives
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:
