@@ -182,7 +182,7 @@ class Trial:
     def _whole(self) -> bool:
         """All machines are there, and of each shard and the coordinator a copy that can take over, where there are.
 
-        On one machine: it has trained since the last fault. A run that starts again tries that only a few times in a row.
+        On one machine: it has trained since the last fault. A run starts again only a few times in a row.
         """
         if self._machines is None:
             return self.plan.moment is not None or self._moved_at > self._struck_at
