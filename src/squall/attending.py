@@ -88,6 +88,8 @@ def viewers(settings: Settings, starts: Starts, known: int) -> list[Viewer]:
 
 
 def _events(path: Path) -> int:
+    if not begun(path):
+        return 0
     with closing(Reader(path / "run.sqlite")) as reader:
         return reader.newest(EventRow)
 

@@ -33,8 +33,9 @@ class Starts:
         self.local.launch(self.path, snapshot, self._lock, self._again)
 
     def again(self, lost: ProcessLost) -> None:
-        """Raises what was lost where that is the end: before the training, too, when nothing would be repeated."""
-        if not self._at_most or self.local.several or not (self.path / "run.sqlite").exists():
+        """Raises what was lost where that is the end: before the training, too, unless it was killed from outside."""
+        begun = (self.path / "run.sqlite").exists()
+        if not self._at_most or self.local.several or not (begun or self.local.killed):
             raise lost
         if not self.local.gone():
             raise ProcessLost(f"{lost}; {STAY}")

@@ -31,6 +31,7 @@ from squall.runtime.snapshot import Snapshots
 from tests import deep
 from tests.launchers import blobs
 from tests.launchers.processes import START_S, Started, alive, send, wait_for
+from tests.launchers.test_machines import children
 from tests.launchers.test_scripts import started
 from tests.warm import squall as command
 
@@ -121,6 +122,17 @@ def test_who_dies_again_and_again_without_a_snapshot_ends_the_run(tmp_path: Path
         status, _, err = run.finish()
         assert status == 1
         assert "it had been started again once, without a new snapshot\ngo on from the beginning" in err
+
+
+def test_a_nursery_that_is_killed_as_it_starts_is_started_again(tmp_path: Path) -> None:
+    run = Started.train(tmp_path / f"run-{uuid4().hex[:8]}", "--epochs", "1")
+    leads = lambda: [pid for pid in children(run.process.pid) if os.getsid(pid) == pid]  # noqa: E731
+    wait_for(leads, START_S, "the nursery")
+    send(leads(), signal.SIGKILL)
+    status, _, err = run.finish()
+    assert status == 0, err
+    assert "killed by SIGKILL; starting again from the beginning (no snapshot was written yet) (restart 1 of 3)" in err
+    assert not restarts(run), "it had no record yet"
 
 
 def test_a_run_that_has_begun_before_soon_has_a_snapshot_to_go_on_from(tmp_path: Path) -> None:
@@ -219,8 +231,12 @@ def test_how_often_is_a_number(wrong: Any) -> None:
 class Idle(LocalRun):
     """Nothing is started."""
 
-    def __init__(self, several: bool = False, dies: bool = True) -> None:
-        self._several, self._dies = several, dies
+    def __init__(self, several: bool = False, dies: bool = True, killed: bool = False) -> None:
+        self._several, self._dies, self._killed = several, dies, killed
+
+    @property
+    def killed(self) -> bool:
+        return self._killed
 
     @property
     def several(self) -> bool:
@@ -250,6 +266,7 @@ def starts(path: Path, local: Idle, begun: bool = True) -> Starts:
 def test_what_has_not_begun_and_what_is_on_several_machines_does_not_start_again(tmp_path: Path) -> None:
     with pytest.raises(ProcessLost, match=r"was lost$"):
         starts(tmp_path, Idle(), begun=False).again(LOST)
+    starts(tmp_path, Idle(killed=True), begun=False).again(LOST)
     with pytest.raises(ProcessLost, match=r"was lost$"):
         starts(tmp_path, Idle(several=True)).again(LOST)
 

@@ -6,6 +6,7 @@ from squall.protocol.closing import STOP_WITHIN_S
 from squall.protocol.effects import Cause, Effect, End, PublishSnapshot
 from squall.protocol.events import StopRequested, TimePassed
 from squall.protocol.leases import Limits
+from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.messages import (
     Cover,
     Evaluate,
@@ -167,6 +168,18 @@ def test_behind_a_snapshot_that_was_under_way_and_came_slowly_the_last_one_has_i
     assert office.machine.wake_at == came_at + SAVE_WITHIN_S
     office.snapshot()
     assert end(office).status == "interrupted"
+
+
+def test_a_snapshot_that_is_begun_anew_has_its_time_and_not_that_of_what_came_of_the_one_before() -> None:
+    office = slow()
+    one, other = office.shards
+    office.now = 2.0
+    heard(office, one, other)
+    assert office.machine.wake_at == 2.0 + SILENT_S
+    office.tell(one, SnapshotLost(1))
+    assert office.machine.wake_at == 2.0 + SAVE_WITHIN_S
+    office.snapshot()
+    assert end(office) == End("interrupted", "interrupted", Cause.STOPPED)
 
 
 def test_a_run_that_nobody_stops_tells_nobody_what_arrives() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from squall.protocol.apart import Apart
 from squall.protocol.backup import Backup
+from squall.protocol.closing import Closing
 from squall.protocol.copied import Attach, Copied
 from squall.protocol.copies import Copies
 from squall.protocol.copy_messages import CopyKept
@@ -202,6 +203,11 @@ def told_by_number(patch: pytest.MonkeyPatch) -> None:
     wrapped(Copied, "_keep_back", what_the_coordinator_hears)(patch)
 
 
+def by_the_old_deadline(patch: pytest.MonkeyPatch) -> None:
+    anew = lambda closing, now, effects: closing._snapshots.begin_anew(closing._ledger(), effects)  # noqa: E731
+    patch.setattr(Closing, "_snapshot_anew", anew)
+
+
 FOUND = {
     "a deputy that was refused could go on without what the coordinator had let others hear since": (
         replace(deputed(25), faults=(Lie(141, Role("deputy")), Partition(146, 3.33, 0, None))),
@@ -212,6 +218,9 @@ FOUND = {
     "a shard said of its refused backup, under a number that this gave to its next message as it went on": (
         rebuilt(2614104126, kind="copies", faults=[1, 4, 5, 7, 10, 12, 15], examples=13, epochs=1, parts=1),
         told_by_number, "I5"),
+    "a snapshot that was begun anew was waited for as long as the one before had time": (
+        rebuilt(2700001367, kind="copies", faults=[2, 5, 6, 11, 12], examples=13, epochs=1),
+        by_the_old_deadline, "I8"),
     "answers that were held did not know what was lost": (
         rebuilt(759, kind="copies", faults=[1, 6, 7], examples=13, epochs=1, machines=1, parts=1),
         lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),

@@ -149,7 +149,9 @@ class Trial:
             self._look(now)
         self._heal(now)
         due = now >= self._next_at and len(self.injuries) < self.plan.at_most
-        if due and (self.plan.moment is None or self.plan.moment(self.directory, self._family)):
+        if due and self.plan.begun and self._moved_at <= self._struck_at:  # it starts again, only a few times in a row
+            self._put_off(now)
+        elif due and (self.plan.moment is None or self.plan.moment(self.directory, self._family)):
             self._strike(now)
 
     def _on_update(self, now: float) -> None:
@@ -180,12 +182,9 @@ class Trial:
         self._put_off(now)
 
     def _whole(self) -> bool:
-        """All machines are there, and of each shard and the coordinator a copy that can take over, where there are.
-
-        On one machine: it has trained since the last fault. A run starts again only a few times in a row.
-        """
+        """All machines are there, and of each shard and the coordinator a copy that can take over, where there are."""
         if self._machines is None:
-            return self.plan.moment is not None or self._moved_at > self._struck_at
+            return True
         if self._heals or len(self._family.of("nursery")) <= len(self._machines.numbers):
             return False  # who is cut off lives
         with suppress(RecordError), closing(Reader(self.directory / "run.sqlite")) as reader:

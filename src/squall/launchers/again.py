@@ -69,6 +69,8 @@ class Again:
         return where + (f": {repeated} are repeated" if repeated else "")
 
     def _record(self, text: str) -> None:
+        if not (self._path / "run.sqlite").exists():
+            return  # it has not begun
         with closing(Reader(self._path / "run.sqlite")) as reader:
             ended_s = reader.end_s()
         record(self._path, EventRow(ended_s, "restarted", text))

@@ -82,7 +82,7 @@ class LocalRun:
             **self._task, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path,
             "launcher": os.getpid(),
         }  # fmt: skip
-        self._pipe.connection.send_bytes(cloudpickle.dumps(blob))
+        self._pipe.send(cloudpickle.dumps(blob))
 
     def launch(self, directory: Path, snapshot: int | None, lock: int, again: Again) -> None:
         """Start the run's processes. `lock` is the descriptor of the directory's, which they will hold as well."""
@@ -239,6 +239,11 @@ class LocalRun:
         """On several machines it does, on those that stay."""
         allowed = self._again is not None and self._again.allowed and not self._stops
         return self._head is not None and self._head.begun and allowed
+
+    @property
+    def killed(self) -> bool:
+        """The nursery was, and that not by anything that the user's code did to itself."""
+        return self._nursery.killed
 
     @property
     def several(self) -> bool:

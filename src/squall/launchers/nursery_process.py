@@ -35,6 +35,11 @@ class NurseryProcess:
         self.kill()
         return ending(code)
 
+    @property
+    def killed(self) -> bool:
+        """Asked behind `ending`."""
+        return self._process.returncode == -signal.SIGKILL
+
     def kill(self, within_s: float = LEAVE_WITHIN_S) -> bool:
         """End it and all that it has forked, whether they answer or not, and wait for that. Whether all are gone."""
         with suppress(ProcessLookupError):

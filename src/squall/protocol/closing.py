@@ -60,7 +60,7 @@ class Closing(ABC):
         self._shards = shard_nodes(policy.shards)
         best = Best(policy.goal, policy.until)
         self._evaluations = Evaluations(Node("evaluator", policy.replicas), best, fetches=policy.shards > 0)
-        self._snapshots = SnapshotRounds(snapshots)
+        self._snapshots = SnapshotRounds(snapshots, policy.snapshot_every_s, policy.snapshot_first_s)
         self._unwritten: dict[int | Node, Effect] = {}  # the host is to write it, and has not answered; by whose it is
         self._joins: dict[Node, None] = {}  # joins that wait for the slot to be free
         self._replacing = Replacing()
@@ -78,7 +78,6 @@ class Closing(ABC):
         self._ends_at: float | None = None  # when the training time that the user has given is over
         self._evaluate_at: float | None = None
         self._snapshot_at: float | None = None
-        self._snapshot_in_s = policy.snapshot_first_s  # if that is sooner than they all are
         self._deadline: float | None = None  # when this phase of the end is waited for no longer
 
     @property
@@ -160,12 +159,7 @@ class Closing(ABC):
         elif self.phase is Phase.SNAPSHOT:
             self._close_with_snapshot(now, effects)  # this one was begun before the training was over
         elif self.phase is Phase.RUNNING:
-            self._put_off_snapshot(now)
-
-    def _put_off_snapshot(self, now: float) -> None:
-        every_s = self.policy.snapshot_every_s
-        self._snapshot_at = after(now, None if every_s is None else min(every_s, self._snapshot_in_s))
-        self._snapshot_in_s *= 2
+            self._snapshot_at = after(now, self._snapshots.pause_s())
 
     # ------------------------------------------------------------ the end
 
@@ -242,11 +236,22 @@ class Closing(ABC):
 
     def _close_with_snapshot(self, now: float, effects: list[Effect]) -> None:
         self.phase = Phase.SNAPSHOT
-        if not self._snapshots.under_way:
+        if self._snapshots.under_way:
+            self._set_deadline(now)
+        else:
             self._last_snapshot = True
             self._take_snapshot(effects)
-            if self._save_by is not None:  # the one before may have taken that time
-                self._save_by = max(self._save_by, now + self.policy.save_within_s)
+            self._give_time(now)
+
+    def _snapshot_anew(self, now: float, effects: list[Effect]) -> None:
+        """What there is of the one under way is lost."""
+        self._snapshots.begin_anew(self._ledger(), effects)
+        self._give_time(now)
+
+    def _give_time(self, now: float) -> None:
+        """To a snapshot that begins: the one before may have taken it."""
+        if self._save_by is not None:
+            self._save_by = max(self._save_by, now + self.policy.save_within_s)
         self._set_deadline(now)
 
     def _leave_unsaved(self, effects: list[Effect]) -> None:

@@ -157,7 +157,7 @@ class Coordinator(DeputyStaffing):
                 self._on_snapshot_taken(sender, message, now, effects)
             case SnapshotLost(number):
                 if self._snapshots.under_way and number == self._snapshots.newest:
-                    self._snapshots.begin_anew(self._ledger(), effects)
+                    self._snapshot_anew(now, effects)
             case _:
                 self._on_work(sender, message, now, effects)
 
@@ -257,7 +257,7 @@ class Coordinator(DeputyStaffing):
     def _begin(self, now: float, effects: list[Effect]) -> None:
         self._begun = True
         self._ends_at = after(now, self.policy.seconds)
-        self._put_off_snapshot(now)
+        self._snapshot_at = after(now, self._snapshots.pause_s())
         self._evaluate_at = after(now, self.policy.evaluate_every_s if self.policy.evaluate else None)
         effects.append(notes.TrainingBegan())
 

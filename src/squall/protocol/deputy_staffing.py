@@ -85,7 +85,7 @@ class DeputyStaffing(MachineStaffing):
         if self.phase is Phase.RUNNING:
             effects.append(Send(Node("nursery", self.home), Leads(1 + max([self._newest, *self._lost_machines]))))
         if self._snapshots.under_way:
-            self._snapshots.begin_anew(self._ledger(), effects)  # what was written lies on that machine
+            self._snapshot_anew(now, effects)  # what was written lies on that machine
         elif self.phase is Phase.RUNNING:
             self._snapshot_at = now
         self._have_another(deputy, now, effects)

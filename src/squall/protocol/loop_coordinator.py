@@ -146,7 +146,7 @@ class LoopCoordinator(Coordinator):
         over = self.phase is not Phase.RUNNING
         effects.append(notes.UpdatesLost(shard.index, lost.first, lost.last, tuple(again), over))
         if self._snapshots.under_way and shard in self._snapshots.awaited:
-            self._snapshots.begin_anew(self._ledger(), effects)  # its file will lack what the ledger had
+            self._snapshot_anew(now, effects)  # its file will lack what the ledger had
         self._proceed(now, effects)
 
     # ------------------------------------------------------------ leases

@@ -24,8 +24,10 @@ class SnapshotRounds:
     the ledger (`extended`). Nothing is lost, and nothing repeats that all files have.
     """
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self, newest: int, every_s: float | None = None, first_s: float = math.inf) -> None:
+        """`every_s` and `first_s` are those of the policy's snapshots."""
         self.newest = newest  # number of the last one asked for
+        self._every_s, self._pause_s = every_s, first_s
         self.failure = ""  # why the last one could not be written
         self._shards: Sequence[Node] = ()  # who writes, in the order of the parts
         self._answers: dict[Node, SnapshotTaken] | None = None
@@ -41,6 +43,13 @@ class SnapshotRounds:
     def awaited(self) -> list[Node]:
         """Who writes the snapshot under way, and has not answered."""
         return [] if self._answers is None else [shard for shard in self._shards if shard not in self._answers]
+
+    def pause_s(self) -> float | None:
+        """Until the next one is due, asked once for each; None: never."""
+        if self._every_s is None:
+            return None
+        pause_s, self._pause_s = min(self._every_s, self._pause_s), 2 * self._pause_s
+        return pause_s
 
     def part(self, node: Node) -> tuple[int, int]:
         """Which part of the snapshot it writes, and of how many."""

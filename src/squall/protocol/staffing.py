@@ -97,7 +97,7 @@ class Staffing(Closing):
             effects += [Admit(shard, placed.machine), *(Send(node, placed) for node in callers)]
         self._replacing.joined(shard, now)
         if self._snapshots.under_way and shard in self._snapshots.awaited:
-            self._snapshots.begin_anew(self._ledger(), effects)  # its file was on the other machine
+            self._snapshot_anew(now, effects)  # its file was on the other machine
         self._replacing.replace(backup, now, at_once=True)
         self._start_due(now, effects)
 

@@ -173,6 +173,7 @@ class CollectiveCoordinator(WeightHolders):
         self._evaluations.ask_of(source, self.members.live, effects)
         if self._snapshots.under_way and (self._divided or set(self._snapshots.awaited) - set(self.members.live)):
             self._snapshots.ask_again(self._writers, effects)
+            self._give_time(now)
         self._look_for_end(now, effects)
 
     def _settle(self, effects: list[Effect]) -> None:
