@@ -28,7 +28,6 @@ from squall.runtime.vectors import vectors_bytes
 from squall.strategies.work import BatchMethod, Loop
 
 COORDINATOR_BYTES = 1 << 28  # of its state; what is not used takes no memory
-SNAPSHOT_SOON_S = 2.0  # until the first one of a run that has begun before
 
 
 def nodes(job: Job) -> list[Node]:
@@ -122,7 +121,7 @@ def _policy(job: Job) -> Policy:
     succeeds = job.plan.settings.launcher != "inline"
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s, succeeds=succeeds)
     if any(attempts.numbers(job.directory)):  # it may be lost again soon, and goes on from a newer one then
-        policy = msgspec.structs.replace(policy, snapshot_first_s=SNAPSHOT_SOON_S)
+        policy = msgspec.structs.replace(policy, snapshot_first_s=job.save_within_s / 2)
     if job.site is not None:
         rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)
         goes_back = job.plan.settings.restarts > 0
