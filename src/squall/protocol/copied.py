@@ -109,10 +109,8 @@ class Copied(Movable):
     def _take(self, event: Event, now: float) -> list[Effect]:
         entered = self._backup is not None and not self._refused and not self._of_backup(event, now)
         brought = self._brought(event)
-        # Those of the one before come before what is held.
-        released: list[Effect] = [each for each in self._left if isinstance(each, RECORDED)]
-        self._left = [each for each in self._left if not isinstance(each, RECORDED)]
         effects = super()._take(event, now)
+        released, effects = effects[: self._first], effects[self._first :]  # what was left has waited, and comes first
         if self._backup in self._forgotten and not self._refused:
             released += self._refuse_backup()
         goes_on = entered and self._backup is not None and not self._refused

@@ -62,6 +62,7 @@ class Journaled(Linked):
         super().__init__(machine)
         self._journal = journal
         self._left: Sequence[Effect] = ()  # by the one before, to be carried out
+        self._first = 0  # how many effects of the newest event are what was left, and come first
         self._succeeds = False
         self._torn: NumbersTorn | None = None  # by the one before
         self._early = False  # in a world what a process that starts slowly finds waiting may come before `Started`
@@ -83,10 +84,12 @@ class Journaled(Linked):
             self._early = False
             return []
         effects: list[Effect] = []
+        self._first = 0
         if self._succeeds:
             self._lose_files()
             back = self._go_back(now)
             effects, self._left, self._succeeds = [*back, *self._left], (), False
+            self._first = len(effects)
             self._ask_again(now, effects)
             if type(event) is not Started:
                 self._early = True
