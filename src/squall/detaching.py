@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from squall.runtime.log import log_into
-from squall.runtime.processes import die_with_parent, identity, lives, outlive_parent
+from squall.runtime.processes import die_with_parent, identity, lives, outlive_parent, send
 
 FILE = "detached.json"  # in the run's directory
 PATH_BYTES = 4096
@@ -43,8 +43,9 @@ class Detached(msgspec.Struct, frozen=True):
 class Daemon:
     """The launching process, seen by itself."""
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, as_json: bool) -> None:
         self._line = line  # to the command
+        self._home, self._flags = os.getcwd(), ["--json"] if as_json else []  # of a command that goes on with the run
         self._directory: Path | None = None
         self._known: Detached | None = None
         self.outputs = [1, 2]  # descriptors that lead to the terminal
@@ -58,8 +59,8 @@ class Daemon:
 
         self._directory, own = directory, identity(os.getpid())
         log_into(directory, self.outputs)
-        numbers = Snapshots(directory).numbers()
-        self._known = Detached(own, identity(keeper.start(directory, own, numbers[-1] if numbers else None)))
+        newest = max(Snapshots(directory).numbers(), default=0)
+        self._known = Detached(own, identity(keeper.start(directory, own, newest, self._home, self._flags)))
         self._write(self._known)
         outlive_parent()
         with suppress(BrokenPipeError):  # the terminal is gone just now
@@ -67,8 +68,12 @@ class Daemon:
         os.close(self._line)
 
     def ended(self, outcome: Outcome) -> None:
-        if self._known is not None and self._directory is not None and self._directory.is_dir():
+        if self._known is None or self._directory is None or not self._directory.is_dir():
+            return
+        try:
             self._write(msgspec.structs.replace(self._known, outcome=outcome))
+        except OSError:  # who attaches learns less; nobody may take this for a death
+            (self._directory / FILE).unlink(missing_ok=True)
 
     def _write(self, detached: Detached) -> None:
         """Whole or not at all."""
@@ -104,7 +109,7 @@ class Command(NamedTuple):
                 signal.signal(number, handler)
 
 
-def fork() -> Daemon | Command:
+def fork(as_json: bool) -> Daemon | Command:
     """Fork; each process is told which of the two it is."""
     readable, writable = os.pipe()
     sys.stdout.flush()
@@ -119,7 +124,7 @@ def fork() -> Daemon | Command:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return Daemon(writable)
+    return Daemon(writable, as_json)
 
 
 def detached(directory: Path) -> Detached | None:
@@ -128,6 +133,14 @@ def detached(directory: Path) -> Detached | None:
         return msgspec.json.decode((directory / FILE).read_bytes(), type=Detached)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def end_keeper(directory: Path, now: bool) -> None:
+    """Who goes on with the run shall not. It may be a command already that does so, which hands SIGTERM on."""
+    last = detached(directory)
+    if last is not None and (now or not lives(last.launcher)):
+        send(last.keeper, signal.SIGKILL if now else signal.SIGTERM)
+        send(last.keeper, signal.SIGCONT)  # where it was stopped
 
 
 def succeeded(directory: Path) -> bool:

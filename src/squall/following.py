@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from squall.detaching import Outcome, detached, succeeded
+from squall.detaching import Outcome, detached, end_keeper, succeeded
 from squall.errors import ProcessLost
 from squall.protocol.effects import End
 from squall.record.rows import EventRow, Row, StateRow
@@ -97,6 +97,7 @@ def stop(path: Path, now: bool = False) -> str:
     demand: Callable[[Path], object] = running.kill if now else running.ask_to_stop
     over = done = running.ended(path, 0.0) and not succeeded(path)
     while not done:
+        end_keeper(path, now)
         demand(path)  # once, but its launching process may not have been there yet
         done = _over(path)
     _told(path)

@@ -41,8 +41,8 @@ class Settings:
             0: never. A script's replica is left alone unless it is stopped (SIGSTOP) or this is given.
         seconds: end after so much training time.
         evaluate_every_s: evaluate so often, in seconds, beside the evaluation after each epoch.
-        snapshot_every_s: seconds between snapshots; None: only at the end. A run that has begun before makes its first
-            after half a second (more where it is large), and each of the next after twice as long, up to this.
+        snapshot_every_s: seconds between snapshots; None: only at the end. A run that begins again by itself makes its
+            first after half a second (more where it is large), and each of the next after twice as long, up to this.
         keep_schedule: gigabytes that the schedule, which a replay needs, may take; None: no limit, 0: there is none.
             It is kept from the beginning, because a replay begins there, and ends where it has that size. "last:3"
             keeps its end: what a replay needs that begins at one of the last three snapshots. Not for

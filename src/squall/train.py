@@ -145,12 +145,12 @@ class Launch:
 
     def __init__(
         self, code: Code | ScriptCode, local: LocalRun | None = None, commanded_at: float | None = None,
-        watch: EvaluationCallback | None = None, begins: Callable[[Path], None] | None = None,
+        watch: EvaluationCallback | None = None, begins: Callable[[Path], None] | None = None, by_itself: bool = False,
     ) -> None:  # fmt: skip
         """`local` is the nursery, if it was started early; `commanded_at` is in seconds since 1970.
 
         `begins` is called with the run's directory, and more than once, when all is well until the training; what the
-        run's processes print goes into a file there, then.
+        run's processes print goes into a file there, then. `by_itself`: the run goes on without anybody's command.
         """
         self.code = code
         self.plan = code["plan"]
@@ -160,7 +160,7 @@ class Launch:
         if here and local is not None:
             local.close()
         self._watch = watch or EvaluationCallback()
-        self._begins = begins
+        self._begins, self._by_itself = begins, by_itself
         self._head = None if here else head_of(self.plan, self._strategy.recipe())
         self._local = None if here else local or LocalRun(self.plan.settings.parts > 1)
         self._told: tuple[dict[str, Any], dict[str, Any]] = {}, {}  # what nurseries are given
@@ -214,7 +214,7 @@ class Launch:
         code = self.code
         rest = {
             "plan": self.plan, "commanded_at": self._commanded_at, "shared_memory": str(SHARED_MEMORY),
-            "logged": self._begins is not None,
+            "logged": self._begins is not None, "by_itself": self._by_itself,
         }  # fmt: skip
         if "script" in code:
             own = {name: code[name] for name in ("script", "text", "arguments", "optimizer_chosen")}
@@ -238,7 +238,7 @@ class Launch:
     def _run_here(self, task: Task, layout: Layout, path: Path, snapshot: int | None) -> None:
         restored = Snapshots(path).restore(snapshot, layout) if snapshot is not None else None
         job = private_job(self.plan, self._strategy, task, layout, path, restored)
-        job = attempts.begin(replace(job, commanded_at=self._commanded_at))
+        job = attempts.begin(replace(job, commanded_at=self._commanded_at, by_itself=self._by_itself))
         threads = torch.get_num_threads()
         torch.set_num_threads(self.plan.threads)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from squall.detaching import FILE as LEFT
-from squall.detaching import detached as detached_now
+from squall.detaching import detached as left
 from squall.detaching import succeeded
 from squall.record.rows import LeaseRow, ProgressRow
+from squall.run import Run
 from squall.runtime.snapshot import Snapshots
 from tests.cli.detached import BAD, detached, runs
 from tests.launchers.blobs import EXAMPLES
-from tests.launchers.processes import FILE, START_S, Started, alive, wait_for
+from tests.launchers.processes import FILE, START_S, Started, alive, send, wait_for
 from tests.launchers.test_scripts import SCRIPT
 from tests.warm import Warm
 from tests.warm import squall as command
@@ -152,26 +154,106 @@ def wait_for_another(directory: Path, than: int) -> None:
     wait_for(found, START_S, "another launching process")
 
 
-@pytest.mark.parametrize("first", ["keeper", "stop", "now"])
-def test_nobody_succeeds_a_launching_process(endless: Started, first: str) -> None:
-    known = detached_now(endless.directory)
+def keeper_of(directory: Path) -> int:
+    """When it is there."""
+    known = left(directory)
     assert known is not None
     keeper = int(known.keeper.split()[0])
     wait_for(lambda: b"squall.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes(), START_S, "the keeper")
-    if first == "keeper":
-        os.kill(keeper, signal.SIGKILL)
-        endless.goes_on()
-        os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        wait_for(endless.gone, START_S, "the orderly end")
-    elif first == "stop":
-        os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        done = command("stop", endless.directory)
-        assert "is over (interrupted: the launching process is gone" in done.stdout, done.stdout
-    else:
-        assert command("stop", "--now", endless.directory).returncode == 0
-    wait_for(lambda: not alive(keeper), START_S, "the keeper's end")
-    assert endless.gone()
+    return keeper
+
+
+@pytest.mark.parametrize("how", ["keeper", "stop", "now", "asleep", "told"])
+def test_nobody_succeeds_a_launching_process(endless: Started, how: str) -> None:
+    keeper, pid = keeper_of(endless.directory), endless.pid  # type: ignore[attr-defined]
+    match how:
+        case "keeper":  # is killed before
+            os.kill(keeper, signal.SIGKILL)
+            endless.goes_on()
+            os.kill(pid, signal.SIGKILL)
+        case "stop":  # is asked for behind the death
+            os.kill(pid, signal.SIGKILL)
+            done = command("stop", endless.directory)
+            assert "is over (interrupted: the launching process is gone" in done.stdout, done.stdout
+        case "now":
+            assert command("stop", "--now", endless.directory).returncode == 0
+        case "asleep":  # as all of a session may be
+            send([keeper, pid], signal.SIGSTOP)
+            assert command("stop", "--now", endless.directory).returncode == 0
+        case "told":  # to end, and killed over that
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGKILL)
+            wait_for(endless.gone, START_S, "the orderly end")
+            if "the launching process is gone" in Run(endless.directory).summary().reason:  # it had not heard of it
+                assert command("stop", endless.directory).returncode == 0
+    wait_for(lambda: not alive(keeper) and endless.gone(), START_S, "the end")
     assert not succeeded(endless.directory)
+
+
+def test_a_keeper_lets_a_run_be_that_somebody_has_launched_anew(endless: Started) -> None:
+    keeper = keeper_of(endless.directory)
+    os.kill(keeper, signal.SIGSTOP)  # it comes too late
+    os.kill(endless.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    wait_for(endless.gone, START_S, "the orderly end")
+    again = Started(endless.directory, "resume", str(endless.directory))
+    endless.wait_rows(ProgressRow, lambda row: True)
+    wait_for(lambda: "coordinator" in again.processes(), START_S, "the resumed run")
+    os.kill(keeper, signal.SIGCONT)
+    wait_for(lambda: not alive(keeper), START_S, "the keeper's end")
+    again.goes_on()
+    again.process.send_signal(signal.SIGINT)
+    assert again.finish()[0] == 130
+
+
+MOVES = """
+import os
+from pathlib import Path
+import torch
+import squall
+
+os.chdir("elsewhere")
+
+def loss(model, batch):
+    if Path("now").exists():
+        raise SystemExit("my own end")
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def task():
+    labels = torch.arange(4096) % 8
+    train = torch.utils.data.TensorDataset(torch.nn.functional.one_hot(labels).float(), labels)
+    return squall.Task(model=torch.nn.Linear(8, 8), loss=loss, train=train, batch_size=16)
+"""
+
+
+def test_it_is_succeeded_where_it_began_wherever_the_task_has_gone(tmp_path: Path, directory: Path) -> None:
+    (tmp_path / "job.py").write_text(MOVES)
+    (tmp_path / "elsewhere").mkdir()
+    lasts = ("--epochs", "100000", "--seconds", "5", "--snapshot-every-s", "0.5")
+    flags = ("--run-dir", str(directory), *lasts, "--detach", "--json")
+    done = command("train", "job.py", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    killed = json.loads(done.stdout)["pid"]
+    wait_for(Snapshots(directory).numbers, START_S, "a snapshot")
+    os.kill(killed, signal.SIGKILL)
+    attached = command("attach", directory, "--quiet")
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout)["status"] == "finished"
+    assert "was killed; going on from snapshot" in (directory / "log.txt").read_text()
+
+
+def test_who_ends_by_the_users_own_code_is_not_succeeded(tmp_path: Path, directory: Path) -> None:
+    (tmp_path / "job.py").write_text(MOVES)
+    (tmp_path / "elsewhere").mkdir()
+    flags = ("--run-dir", directory, "--epochs", "100000", "--snapshot-every-s", "0.2", "--detach")
+    done = command("train", "job.py", "--strategy", "single_process", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wait_for(Snapshots(directory).numbers, START_S, "a snapshot")
+    keeper = keeper_of(directory)
+    (tmp_path / "elsewhere" / "now").touch()
+    wait_for(lambda: not alive(keeper), START_S, "the keeper's end")
+    assert not runs(directory)
+    assert "was killed" not in (directory / "log.txt").read_text()
+    assert "my own end" in command("attach", directory).stderr
 
 
 def test_one_process_that_is_killed_goes_on_behind_a_snapshot_of_its_own(directory: Path) -> None:

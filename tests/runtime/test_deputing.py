@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from squall.protocol.backup import TakeCopy
 from squall.protocol.copied import Copied, CopyTo
+from squall.protocol.deputies import Deputed
 from squall.protocol.effects import End, Payload, PublishSnapshot
 from squall.protocol.evaluator import Evaluator
 from squall.protocol.events import CopyKnown, CopyTaken, PeerRefused
 from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
-from squall.protocol.notes import MemberJoined
 from squall.runtime import whole
 from squall.runtime.deputing import KNOWN, CopiedHost, DeputyHost, Kept
 from squall.runtime.journal import Journal
@@ -103,8 +103,7 @@ def test_who_launched_the_run_is_told_whether_there_is_a_deputy() -> None:
         moving = Moving(Path(one), Path(other))
         moving.copy(state())
         packs = moving.packs()
-        packs.perform(MemberJoined(Node("replica", 0), 1, 1, ()), 0.0)
-        packs.perform(MemberJoined(DEPUTY, 1, 1, ()), 0.0)
+        packs.perform(Deputed(True), 0.0)
         packs.perform(CopyTo(None), 0.0)
         assert moving.told == [False, True, False]
 

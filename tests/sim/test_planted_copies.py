@@ -208,6 +208,10 @@ def by_the_old_deadline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Closing, "_snapshot_anew", anew)
 
 
+def held_once_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copied, "_first", property(lambda copied: 0, lambda copied, count: None), raising=False)
+
+
 FOUND = {
     "a deputy that was refused could go on without what the coordinator had let others hear since": (
         replace(deputed(25), faults=(Lie(141, Role("deputy")), Partition(146, 3.33, 0, None))),
@@ -221,6 +225,8 @@ FOUND = {
     "a snapshot that was begun anew was waited for as long as the one before had time": (
         rebuilt(2700001367, kind="copies", faults=[2, 5, 6, 11, 12], examples=13, epochs=1),
         by_the_old_deadline, "I8"),
+    "what a coordinator had let go and not sent was held once more, behind what came later": (
+        deputed(2710000574), held_once_more, "I28"),
     "answers that were held did not know what was lost": (
         rebuilt(759, kind="copies", faults=[1, 6, 7], examples=13, epochs=1, machines=1, parts=1),
         lambda patch: patch.setattr(Copied, "_reduce", Journaled._reduce), "I7"),

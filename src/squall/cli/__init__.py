@@ -58,11 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     daemon = None
     if detach.wanted(run.before_script(arguments)):
-        side = fork()
+        side = fork("--json" in arguments)
         if isinstance(side, Waiting):
             return detach.wait(side, "--json" in arguments)
         daemon = side
-    outcome = _carry_out(arguments, commanded_at, daemon)
+    try:
+        outcome = _carry_out(arguments, commanded_at, daemon)
+    except BaseException as error:
+        if daemon is not None:  # it was not killed
+            daemon.ended(Outcome(1, error=f"squall: error: {error!r}\n"))
+        raise
     sys.stderr.write(outcome.error)
     sys.stdout.write(outcome.output)
     if daemon is not None:

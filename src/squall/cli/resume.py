@@ -40,6 +40,7 @@ def add(commands: Any, arguments: Sequence[str]) -> None:
     code.add_argument(
         "--as-it-was", action="store_true", help="go on with the code that was kept, instead of reading its file again"
     )
+    again.add_argument("--by-itself", action="store_true", help=argparse.SUPPRESS)  # nobody has asked for it
     again.add_argument("--replicas", type=int, help="another number of replicas")
     again.add_argument("--shards", type=int, help="another number of shards")
     again.add_argument("--parts", type=int, metavar="N", help="another number of processes of each replica")
@@ -82,7 +83,8 @@ def _resume(options: argparse.Namespace, local: LocalRun | None, commanded_at: f
             raise ValueError(f"leave --keep-best out: {SAVES_ITSELF}")
     code = resumed_code(old, strategy, _settings(old["settings"], options), **limits)
     code["plan"] = _moved(code["plan"], options)
-    run = Launch(code, local, commanded_at, begins=begins(options)).go(path, again=True)
+    launch = Launch(code, local, commanded_at, begins=begins(options), by_itself=options.by_itself)
+    run = launch.go(path, again=True)
     if not scripted:
         sys.stderr.write(_of_before(run, code["plan"], limits))
     return summarized(run, options.json)

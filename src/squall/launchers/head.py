@@ -230,7 +230,7 @@ class Head:
         """All has ended: the run goes on from this snapshot, on the machines that stay."""
         assert isinstance(self._guests, Gathering)
         self._miss()
-        self._schedules = None
+        self._schedules, self.others_go_on = None, False
         if self._relay is not None:
             self.relay_scripts()
         self._guests.again(snapshot)

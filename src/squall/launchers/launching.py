@@ -34,12 +34,12 @@ class Launching:
 
     def run(self, task: Task, message: dict[str, Any], order: Order | None = None) -> None:
         """`order` is the first one, where it was heard already."""
-        order = order or self.orders.next(message["plan"])
+        order, by_itself = order or self.orders.next(message["plan"]), bool(message.get("by_itself"))
         while order is not None:
             setproctitle(f"squall nursery of {order.directory.name}")
             if message.get("logged") and self._member is None:
                 log_into(order.directory)
-            job = dataclasses.replace(build_job(message, task, order), scratch=self._sockets)
+            job = dataclasses.replace(build_job(message, task, order), scratch=self._sockets, by_itself=by_itself)
             if job.restored is not None:
                 job.restored.manifest.check_optimizer(state_name(job.recipe))
             more = True
@@ -50,7 +50,7 @@ class Launching:
             order.site.close_listeners()
             del job, order
             gc.unfreeze()  # which frees it, before the next takes as much memory
-            order = self.orders.next(message["plan"])
+            order, by_itself = self.orders.next(message["plan"]), True
 
     def _launch(self, job: Job, script: bool) -> bool:
         """Until all has ended here. False where there are no more orders."""

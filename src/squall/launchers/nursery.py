@@ -28,7 +28,7 @@ from squall.launchers import backups, scratch
 from squall.launchers.child import Child, expose, turn
 from squall.launchers.control_pipe import ControlPipe
 from squall.launchers.coordinator_line import Line, PipeLine
-from squall.launchers.leaving import DONE, LOST, RAISED, leave
+from squall.launchers.leaving import DONE, LAUNCHER_GONE, LOST, RAISED, leave
 from squall.launchers.lookout import Lookout
 from squall.launchers.parts import raised
 from squall.launchers.role_processes import run_role, tell
@@ -142,11 +142,12 @@ class Nursery:
             case {"kind": "leave", "why": why, "failed": failed}:
                 self._tell(StopRequested(why, failed, wanted=True))
             case None if self._deputed and not (self._stopping or self._end):  # as if all this machine were lost
+                self._kill_members()
                 shutil.rmtree(self._sockets, ignore_errors=True)
                 leave(LOST)
             case _:  # a stop, or the launcher is gone
                 self._launcher.say(kind="stopping")
-                self._stop("interrupted" if said else "the launching process is gone")
+                self._stop("interrupted" if said else LAUNCHER_GONE)
 
     def _hear(self) -> None:
         """What the coordinator has said."""

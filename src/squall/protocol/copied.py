@@ -114,7 +114,11 @@ class Copied(Movable):
         if self._backup in self._forgotten and not self._refused:
             released += self._refuse_backup()
         goes_on = entered and self._backup is not None and not self._refused
-        first = self._enter(event, now, brought) if goes_on else []
+        first: list[Effect] = []
+        if goes_on:  # what it says to the backup itself has a lower number than the entry, which is made last
+            first = [each for each in effects if isinstance(each, Transmit) and each.to == self._backup]
+            effects = [each for each in effects if each not in first] if first else effects
+            first += self._enter(event, now, brought)
         if self._accuses is not None and type(event) in (TimePassed, FrameArrived):  # it may be lost
             effects.append(Transmit(COORDINATOR, Frame(0, 0, self._accuses)))
         return released + first + self._keep_back(effects)

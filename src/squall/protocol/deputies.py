@@ -23,6 +23,12 @@ class Losing(NamedTuple):
     accuser: int | None  # the machine that has refused what runs there
 
 
+class Deputed(Effect, frozen=True, gc=False):
+    """Whether others could go on without this machine, as far as is known here: said where that changes."""
+
+    leads: bool
+
+
 class Deputies:
     """One at a time. Each is a node of its own, and so its name is the epoch in which it may take over."""
 
@@ -55,6 +61,7 @@ class Deputies:
     def kept(self, node: Node, effects: list[Effect]) -> None:
         if node == self.node:
             self.whole, self.voters = True, tuple(self._placing.rooms)
+            effects += [Deputed(True)] if 2 * (len(self.voters) - 1) > len(self.voters) else []
             effects.append(MemberJoined(node, self._pid, self._placing.on[node], ()))
 
     @property
@@ -80,7 +87,7 @@ class Deputies:
         assert self.node is not None
         self.wake_at = now + self._pulse.every_s
         asked = [machine for machine in self.voters if machine != self._placing.home]
-        return [Send(Node("nursery", machine), Abandon(self.node)) for machine in asked]
+        return [Deputed(False), *(Send(Node("nursery", machine), Abandon(self.node)) for machine in asked)]
 
     def voted(self, machine: int, message: Voted) -> None:
         if message.deputy == self.node and machine in self.voters:

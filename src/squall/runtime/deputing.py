@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 
 from squall.protocol.backup import TakeCopy
 from squall.protocol.copied import Copied, CopyTo
+from squall.protocol.deputies import Deputed
 from squall.protocol.effects import Effect, End, Payload
 from squall.protocol.events import CopyKnown, CopyTaken, Event, PeerRefused
 from squall.protocol.nodes import COORDINATOR, Node
-from squall.protocol.notes import MemberJoined
 from squall.record.backlog import Backlog
 from squall.record.rows import Row
 from squall.record.writer import Record
@@ -74,11 +74,12 @@ class CopiedHost(HostAround):
 
     def perform(self, effect: Effect, now: float) -> Event | None:
         match effect:
+            case Deputed(leads):
+                self._tell(leads)
+                return None
             case CopyTo(deputy, number=number, state=state):  # the last one, if there was one, is given up
                 self._tell(False)
                 return None if deputy is None else self._pack(deputy, number, state)
-            case MemberJoined(Node("deputy")):
-                self._tell(True)
         return super().perform(effect, now)
 
     def _pack(self, deputy: Node, number: int, state: bytes) -> CopyKnown:

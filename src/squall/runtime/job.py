@@ -53,6 +53,7 @@ class Job:
     directory: Path  # of the run
     commanded_at: float = field(default_factory=time.time)  # when the user gave the command, seconds since 1970
     restored: Restored | None = None  # the snapshot that the run goes on from
+    by_itself: bool = False  # it goes on, or begins again, without anybody's command
     site: Site | None = None  # None: the run has one machine
     schedule: Path | None = None  # where hosts keep their schedules; None: there will be no replay
     scratch: Path | None = None  # of its processes on this machine; removed when they have ended

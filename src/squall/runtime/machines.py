@@ -17,7 +17,7 @@ from squall.protocol.policy import Policy
 from squall.protocol.sandblaster.coordinator import BatchCoordinator, BatchWork
 from squall.protocol.sandblaster.method import MethodState
 from squall.protocol.sandblaster.portions import Balance
-from squall.runtime import attempts, best
+from squall.runtime import best
 from squall.runtime.answering import PredictionTask
 from squall.runtime.answers import Answers
 from squall.runtime.job import Job
@@ -120,7 +120,7 @@ def batch_coordinator(job: Job) -> BatchCoordinator:
 def _policy(job: Job) -> Policy:
     succeeds = job.plan.settings.launcher != "inline"
     policy = msgspec.structs.replace(job.plan.policy(job.task), save_within_s=job.save_within_s, succeeds=succeeds)
-    if any(attempts.numbers(job.directory)):  # it may be lost again soon, and goes on from a newer one then
+    if job.by_itself:  # it may be lost again soon, and goes on from a newer one then
         policy = msgspec.structs.replace(policy, snapshot_first_s=job.save_within_s / 2)
     if job.site is not None:
         rooms = job.site.rooms(job.plan.threads, job.plan.settings.parts)

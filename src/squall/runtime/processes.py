@@ -56,6 +56,17 @@ def lives(process: str) -> bool:
     return False
 
 
+def send(process: str, number: int) -> None:
+    """A signal to the process of this identity, if it lives."""
+    with contextlib.suppress(OSError, ValueError):
+        handle = os.pidfd_open(int(process.partition(" ")[0]))
+        try:
+            if lives(process):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
 def _stat(pid: int) -> list[str]:
     """What the kernel tells of a process: its state, its parent, its group, its session, ..."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

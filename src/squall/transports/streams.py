@@ -85,8 +85,9 @@ class Streams:
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         stream = self._streams.get(to)
         if stream is not None and stream.ready and (frame.number <= 0 or frame.number > stream.last):
-            stream.put(frame, payload, () if payload is None else self._part.places(payload, to))
-            self._busy[to] = None
+            with suppress(FileNotFoundError):  # a file that lay here for the peer as well, which has taken it
+                stream.put(frame, payload, () if payload is None else self._part.places(payload, to))
+                self._busy[to] = None
 
     @property
     def news(self) -> bool:

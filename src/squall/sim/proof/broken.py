@@ -34,6 +34,7 @@ INVARIANTS = {
     "I25": "of a coordinator and its deputy one goes on at most",
     "I26": "a deputy's record is its coordinator's, and goes on from it",
     "I27": "a shard corrects a push with the weights that this was computed on",
+    "I28": "what a process says to another leaves in its order: no connection carries a number behind a higher one",
 }
 
 

@@ -47,6 +47,7 @@ class MachineBooks:
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
         self._joined: dict[int, tuple[int, int]] = {}  # machines of which word has come: room, and in which message
         self._leaving: dict[int, None] = {}
+        self._newest: dict[Node, int] = {}  # number of a message to whom
         self._begun = self.over = False  # the second: nobody is started any more
         self._behind = False  # a coordinator has still to do what the one before it has not
         self._starts = False  # just now
@@ -54,7 +55,7 @@ class MachineBooks:
 
     def watch(self, node: Node, what: Event | Effect) -> None:
         if isinstance(what, StartMember) and what.node == COORDINATOR:
-            self._behind = True
+            self._behind, self._waits_for = True, None
         elif isinstance(what, Transmit):
             self._on_sent(node, what)
         elif node == COORDINATOR:
@@ -121,7 +122,9 @@ class MachineBooks:
             if sent.to == Node("nursery", machine) and number <= sent.frame.seen:
                 self._ending.pop(process, None)
                 del self._ended[process]
-        if sent.again:
+        known = self._newest.get(sent.to, 0)
+        self._newest[sent.to] = max(known, sent.frame.number)
+        if sent.again and sent.frame.number <= known:  # who leads says what the one before it has kept back
             return
         match message:
             case Entry(number) if self._starts:

@@ -29,6 +29,7 @@ class Manners:
         self.liars: dict[Node, None] = {}  # who has been caught at a lie
         self._says = SAYS[type(chaos.recipe.work)]
         self._refused: set[tuple[Node, Node]] = set()  # by whom, and who
+        self._last: dict[Node, dict[Node, int]] = {}  # number of the newest message of a process to another
         self._newest: dict[tuple[Node, Node], int] = {}  # the same -> highest clock that had come before
         self._several = bool(rooms)
         self._first = {node for room in rooms for node in room.nodes}
@@ -62,6 +63,17 @@ class Manners:
                 for owner, clock in ((term.owner, term.clock) for term in terms):
                     if (node, owner) in self._refused and clock > self._newest.get((node, owner), 0):
                         raise Broken("I12", f"{node} applies clock {clock} of {owner}, which it had refused before")
+
+    def watch_order(self, node: Node, what: Event | Effect) -> None:
+        """Also of what a process does again that one before it has done."""
+        match what:
+            case StartMember(successor):
+                self._last.pop(successor, None)  # it has connections of its own
+            case Transmit(to, frame, again=False) if frame.number > 0:
+                last = self._last.setdefault(node, {})
+                if frame.number < last.get(to, 0):
+                    raise Broken("I28", f"{node} sends {to} message {frame.number} behind {last[to]}")
+                last[to] = frame.number
 
     def _on_exchange(self, node: Node, sender: Node, clock: int) -> None:
         if self._several and sender not in self._first and (node, sender) not in self._admitted:

@@ -62,7 +62,7 @@ from squall.strategies.work import Answering, BatchMethod, Collective, Loop
 RUNS: dict[type, type[ChaoticRun]] = {
     Loop: ChaoticLoopRun, BatchMethod: ChaoticBatchRun, Collective: ChaoticGroupRun, Answering: ChaoticAnswerRun,
 }  # fmt: skip
-ENDS_WITHIN_S = 90.0  # of virtual time, after the last fault has healed
+ENDS_WITHIN_S = 120.0  # of virtual time, after the last fault has healed: machines, and then a deputy, may be given 45
 EVENTS_AT_MOST = 100_000
 SLACK_S = 0.1  # in what is checked of the time that a stop takes
 UNSAVED = "nothing was saved"
@@ -265,15 +265,12 @@ class Trial:
     def _nodes(self, part: Role) -> list[Node]:
         return [node for node, place in self.world.processes.items() if Role.of(node) == part and place.end is None]
 
-    # ------------------------------------------------------------ the world's questions
-
     def _replace(self, node: Node) -> tuple[Linked, Host] | None:
-        there = self._machines.there
-        if self.run.backups.strayed(node) or self.run.deputies.late(self.world, node, there):
+        if self.run.backups.strayed(node) or self.run.deputies.late(self.world, node, self._machines.there):
             return None
         self._started.append(node)
         self.run.backups.clear(self.world, node)
-        self.run.deputies.clear(self.world, node, there)
+        self.run.deputies.clear(self.world, node, self._machines.there)
         return self.run.member(node)
 
     def _trace(self, now: float, node: Node, what: Event | Effect) -> None:
@@ -284,6 +281,7 @@ class Trial:
             self._excused[what.node.role] += 1
             self._strike(Role.of(what.node), dies=True)
         self._stillness.watch(node, what)
+        self._manners.watch_order(node, what)
         follows = node.role == "deputy" and isinstance(what, Note | PublishSnapshot)  # its coordinator says it first
         if follows or self.run.backups.strays(node, what) or (node == COORDINATOR and self.run.repeats(what)):
             return
