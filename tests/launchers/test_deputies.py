@@ -15,6 +15,7 @@ import pytest
 
 from squall import following
 from squall.launchers.control_pipe import ControlPipe
+from squall.launchers.leaving import LAUNCHER_GONE
 from squall.launchers.nursery_channel import NurseryChannel
 from squall.record.rows import EventRow, LossRow, MemberRow, ProgressRow
 from squall.report import Reader
@@ -81,8 +82,7 @@ class Second:
         return said
 
 
-def has_deputy(rows: Sequence[Any]) -> bool:
-    """As a record has it."""
+def has_deputy(rows: Sequence[Any]) -> bool:  # as a record has it
     return [row.change for row in rows if row.node.startswith("deputy")][-1:] == ["joined"]
 
 
@@ -260,6 +260,17 @@ def test_of_two_machines_the_other_saves_what_there_is(tmp_path: Path) -> None:
         _, said = second.machine.finish()
     assert "fewer than half of all machines are here" in said
     assert list((second.directory / "snapshots").iterdir())
+
+
+@deep.only
+def test_a_first_machine_of_two_without_its_launching_process_leaves_the_run_to_nobody(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2, *COPIED) as found:
+        backed(found)
+        (nursery,) = children(found.run.process.pid)
+        found.run.process.kill()
+        wait_for(lambda: not alive(nursery), START_S, "the orderly end")
+        assert following.recorded_end(found.directory).reason == LAUNCHER_GONE
+        assert Snapshots(found.directory).numbers()
 
 
 @deep.only

@@ -2,13 +2,18 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from squall.protocol.copy_messages import Entry
+from squall.protocol.deputies import Deputed, Deputies
 from squall.protocol.deputy import Deputy
 from squall.protocol.effects import Effect, End, Forget, Send
 from squall.protocol.epoch_messages import Follow
 from squall.protocol.events import MessageArrived
 from squall.protocol.heartbeats import Pulse
 from squall.protocol.nodes import COORDINATOR, DEPUTY, Node
+from squall.protocol.placing import Placing
+from squall.protocol.policy import MachineRoom, Policy
 from tests.protocol.steps import give
 
 
@@ -37,3 +42,18 @@ def test_who_has_asked_and_hears_the_coordinator_again_ends_as_votes_are_for_eve
 
 def test_it_does_not_take_over_on_a_machine_of_which_something_was_refused() -> None:
     assert silent(accused=True)[1] == []
+
+
+@pytest.mark.parametrize("machines", [2, 3, 4])
+def test_others_could_go_on_where_they_are_most_until_the_deputy_is_to_go(machines: int) -> None:
+    policy = Policy(1, 1, rooms=tuple(MachineRoom(machine, 1) for machine in range(machines)), copies=2, deputy=True)
+    placing = Placing(policy)
+    deputies = Deputies(policy, placing)
+    placing.on[DEPUTY] = 1
+    effects: list[Effect] = []
+    deputies._begin(DEPUTY)
+    deputies.kept(DEPUTY, effects)
+    told = [effect for effect in effects if isinstance(effect, Deputed)]
+    assert told == ([] if machines == 2 else [Deputed(True)])
+    deputies.part("another machine has joined", 0.0)
+    assert Deputed(False) in deputies.ask(0.0)

@@ -266,6 +266,22 @@ def test_a_file_that_has_come_is_not_made_anew_when_it_comes_again(
     assert made == [1, 2]
 
 
+def test_what_the_peer_has_taken_as_it_lay_here_is_not_sent(
+    replica: End, shard: End, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A file that both have, being on one machine: who has it says so when it is asked next."""
+    connected(replica, shard)
+
+    def gone(end: End, payload: Payload, peer: Node) -> Views:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(End, "places", gone)
+    replica.send(SHARD, Frame(1, 0, Exchange(1, gradient=0)), GRADIENT)
+    replica.send(SHARD, Frame(2, 0, ProcessLost(REPLICA, "killed")))
+    turns(replica, shard, until=lambda: bool(shard.frames))
+    assert [frame.number for frame in shard.frames] == [2]
+
+
 def test_a_new_connection_begins_with_what_the_last_one_has_not_brought(replica: End, shard: End) -> None:
     """The process hears late of a connection that is over again; nothing new goes before the old."""
     first, second = (Frame(number, 0, Exchange(number)) for number in (1, 2))
