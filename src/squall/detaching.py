@@ -36,7 +36,7 @@ class Detached(msgspec.Struct, frozen=True):
     """What is known of a launching process without a terminal."""
 
     launcher: str  # its `identity`, as it is in the lock
-    keeper: str  # the identity of who goes on with the run when it is killed
+    keeper: str  # the identity of who goes on with the run when it is killed; "": nobody
     outcome: Outcome | None = None  # None: it has not ended, or was killed
 
 
@@ -59,8 +59,10 @@ class Daemon:
 
         self._directory, own = directory, identity(os.getpid())
         log_into(directory, self.outputs)
-        newest = max(Snapshots(directory).numbers(), default=0)
-        self._known = Detached(own, identity(keeper.start(directory, own, newest, self._home, self._flags)))
+        newest, keeps = max(Snapshots(directory).numbers(), default=0), ""
+        with suppress(OSError):  # no more processes for now: it is missed by nobody
+            keeps = identity(keeper.start(directory, own, newest, self._home, self._flags))
+        self._known = Detached(own, keeps)
         self._write(self._known)
         outlive_parent()
         with suppress(BrokenPipeError):  # the terminal is gone just now

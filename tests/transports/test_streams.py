@@ -64,6 +64,9 @@ class End:
     def admit(self, node: Node, machine: int, address: str = "") -> None:
         raise AssertionError
 
+    def has(self, node: Node) -> bool:
+        return True
+
     def reports(self, node: Node) -> bool:
         return node == REPLICA
 
@@ -280,6 +283,9 @@ def test_what_the_peer_has_taken_as_it_lay_here_is_not_sent(
     replica.send(SHARD, Frame(2, 0, ProcessLost(REPLICA, "killed")))
     turns(replica, shard, until=lambda: bool(shard.frames))
     assert [frame.number for frame in shard.frames] == [2]
+    monkeypatch.setattr(End, "has", lambda end, node: False)
+    with pytest.raises(FileNotFoundError):
+        replica.send(SHARD, Frame(3, 0, Exchange(2, gradient=0)), GRADIENT)
 
 
 def test_a_new_connection_begins_with_what_the_last_one_has_not_brought(replica: End, shard: End) -> None:

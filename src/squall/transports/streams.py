@@ -85,8 +85,12 @@ class Streams:
     def send(self, to: Node, frame: Frame, payload: Payload | None = None) -> None:
         stream = self._streams.get(to)
         if stream is not None and stream.ready and (frame.number <= 0 or frame.number > stream.last):
-            with suppress(FileNotFoundError):  # a file that lay here for the peer as well, which has taken it
+            try:
                 stream.put(frame, payload, () if payload is None else self._part.places(payload, to))
+            except FileNotFoundError:
+                if not self._part.has(to):  # else it has taken the file, as that lay here
+                    raise
+            else:
                 self._busy[to] = None
 
     @property
