@@ -176,7 +176,7 @@ DIVIDED_ONES: dict[str, Planted] = {
     "a share that has moved is told of as one that has not": Planted(
         wrapped(CollectiveReplica, "_on_answer", of_the_step_before), 50, "I7"),
     "one member writes a snapshot for all": Planted(by_one, 50, "I15"),
-    "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5"),
+    "shares of a snapshot are not asked for again": Planted(wrapped(SnapshotRounds, "ask_again", once), 400, "I5 I8"),
     "parts of a snapshot are in another order than the members": Planted(in_their_own_order, 400, "I6"),
     "who says that a share is lost is not believed": Planted(
         wrapped(CollectiveCoordinator, "_forget", disbelieved), 400, "I5"),
