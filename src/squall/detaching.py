@@ -36,7 +36,7 @@ class Detached(msgspec.Struct, frozen=True):
     """What is known of a launching process without a terminal."""
 
     launcher: str  # its `identity`, as it is in the lock
-    keeper: str  # the identity of who goes on with the run when it is killed; "": nobody
+    keeper: str = ""  # the identity of who goes on with the run when it is killed; "": nobody
     outcome: Outcome | None = None  # None: it has not ended, or was killed
 
 

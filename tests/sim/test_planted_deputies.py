@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from squall.protocol import backup, copied
-from squall.protocol.deputies import Deputies
+from squall.protocol.deputies import Deputed, Deputies
 from squall.protocol.deputy import Deputy
 from squall.protocol.deputy_staffing import DeputyStaffing
 from squall.protocol.effects import Apply, Effect, Send, StartMember
@@ -78,7 +78,14 @@ def without_asking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deputies, "parted", property(lambda deputies: bool(deputies.parting)))
 
 
+def always_leads(original: Any, deputies: Deputies, node: Node, effects: list[Effect]) -> None:
+    original(deputies, node, effects)
+    if deputies.whole and not any(isinstance(each, Deputed) for each in effects):
+        effects.append(Deputed(True))
+
+
 FAULTS = {
+    "of two machines the second is said to go on": Planted(wrapped(Deputies, "kept", always_leads), 60, "I25"),
     "a deputy leads and nobody follows it": Planted(wrapped(Deputy, "_look", leads_at_once), 20, "I25 I12"),
     "a nursery forgets how it has voted": Planted(
         wrapped(NurseryMachine, "_on_message", forgets_its_vote), 60, "I25 I12"),

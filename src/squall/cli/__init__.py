@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commanded_at = _process_started_at()
     os.environ["KERAS_BACKEND"] = "torch"  # for whatever imports Keras here: nothing else can be trained
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    daemon = None
+    daemon, as_json = None, "--json" in arguments
     if detach.wanted(run.before_script(arguments)):
-        side = fork("--json" in arguments)
+        side = fork(as_json)
         if isinstance(side, Waiting):
-            return detach.wait(side, "--json" in arguments)
+            return detach.wait(side, as_json)
         daemon = side
     try:
         outcome = _carry_out(arguments, commanded_at, daemon)

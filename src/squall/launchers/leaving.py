@@ -9,9 +9,10 @@ from typing import NoReturn
 from squall.runtime.processes import ending
 
 RAISED = 70  # exit status of a process whose own code raised; its traceback lies in the run's socket directory
-LAUNCHER_GONE = "the launching process is gone"  # why a run has ended then
 LOST = 72  # of a process that ends because another one of its replica was killed: a part, or a loader
 DONE = 71  # exit status of a process whose machine has ended; 0 may come from a task that calls os._exit
+
+LAUNCHER_GONE = "the launching process is gone"  # why a run has ended then
 
 
 def leave(status: int) -> NoReturn:

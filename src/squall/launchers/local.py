@@ -63,7 +63,6 @@ class LocalRun:
         self._again: Again | None = None  # how often such a run begins again
         self._goes_back = False  # it does so as something was lost, not since a machine leaves
         self._moved = again  # it goes on, maybe on other machines than it began on
-        self._by_itself = again
         self._task: dict[str, Any] = {}  # what every nursery is given
 
     def _start_nursery(self) -> None:
@@ -81,7 +80,7 @@ class LocalRun:
         changed = {k: v for k, v in os.environ.items() if self._environment.get(k) != v}  # by the user's file, say
         blob = {
             **self._task, "environment": changed, "sockets": str(self._sockets), "sys_path": sys.path,
-            "launcher": os.getpid(), "by_itself": self._by_itself or self._task.get("by_itself", False),
+            "launcher": os.getpid(), "by_itself": self._moved or self._task.get("by_itself", False),
         }  # fmt: skip
         self._pipe.send(cloudpickle.dumps(blob))
 
@@ -224,7 +223,7 @@ class LocalRun:
         self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
         self._start_nursery()
-        self._by_itself = True
+        self._moved = True
         self._give_task()
         self._head.renew(self._pipe)
         self._goes_back = True

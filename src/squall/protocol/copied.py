@@ -139,8 +139,8 @@ class Copied(Movable):
 
     def _tell_coordinator(self, message: Message, now: float, effects: list[Effect]) -> None:
         """A backup that goes on although it is refused has not taken that: its own next message has this number."""
-        accuses = isinstance(message, Refused) and message.node == self._backup and self._whole
-        if isinstance(message, Refused) and accuses and self.machine.node != COORDINATOR:
+        elsewhere = self.machine.node != COORDINATOR
+        if isinstance(message, Refused) and message.node == self._backup and self._whole and elsewhere:
             self._accuses = message
             effects.append(Transmit(COORDINATOR, Frame(0, 0, message)))
         else:

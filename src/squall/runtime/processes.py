@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from squall.protocol.hangs import State
@@ -52,19 +53,28 @@ def lives(process: str) -> bool:
     """Whether the process of this identity does. One that has ended does not, though nobody has waited for it."""
     pid = process.partition(" ")[0]
     with contextlib.suppress(OSError):
-        return pid != "" and identity(int(pid)) == process and _stat(int(pid))[0] not in "ZX"
+        return pid != "" and (stat := _stat(int(pid)))[0] not in "ZX" and f"{pid} {stat[19]}" == process
     return False
+
+
+@contextlib.contextmanager
+def descriptor_of(process: str) -> Iterator[int | None]:
+    """A descriptor (pidfd) of the process of this identity, while it lives; None: it does not."""
+    handle = None
+    with contextlib.suppress(OSError, ValueError):
+        handle = os.pidfd_open(int(process.partition(" ")[0]))
+    try:
+        yield handle if lives(process) else None
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def send(process: str, number: int) -> None:
     """A signal to the process of this identity, if it lives."""
-    with contextlib.suppress(OSError, ValueError):
-        handle = os.pidfd_open(int(process.partition(" ")[0]))
-        try:
-            if lives(process):
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
+    with descriptor_of(process) as handle, contextlib.suppress(ProcessLookupError):
+        if handle is not None:
+            signal.pidfd_send_signal(handle, number)
 
 
 def _stat(pid: int) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from squall.runtime.lock import LOCK, held, holders
-from squall.runtime.processes import identity, lives
+from squall.runtime.processes import descriptor_of, lives
 
 PLAN = "run.json"  # in the directory of any run
 KILLED_WITHIN_S = 0.1  # seconds, before it is looked who still lives
@@ -109,8 +109,10 @@ def stopping(directory: Path) -> bool:
 
 
 def kill(directory: Path) -> None:
-    """All processes of the run, the launching one first: it would start it again, or another in
-    its place, which is told to let it be. Some may fork others meanwhile."""
+    """All processes of the run, the launching one first: it would start it again, and so would its keeper.
+
+    Some may fork others meanwhile.
+    """
     while True:
         with suppress(FileNotFoundError), _asked(directory) as file:
             _write(file, launcher(directory) or "")
@@ -144,10 +146,6 @@ def _send(handle: int, number: int) -> None:
 
 def wait_gone(process: str, within_s: float | None = None) -> None:
     """Wait until that process has ended, by its identity; None: however long."""
-    with suppress(OSError):
-        handle = os.pidfd_open(int(process.partition(" ")[0]))
-        try:
-            if identity(int(process.partition(" ")[0])) == process:
-                wait([handle], within_s)
-        finally:
-            os.close(handle)
+    with descriptor_of(process) as handle:
+        if handle is not None:
+            wait([handle], within_s)

@@ -14,6 +14,7 @@ from squall.protocol.backup import TakeCopy
 from squall.protocol.closing import Phase
 from squall.protocol.copied import Copied, CopyTo
 from squall.protocol.copy_messages import CopyKept
+from squall.protocol.deputies import Deputed
 from squall.protocol.effects import Admit, Effect, End, Forget, Payload, PublishSnapshot, StartMember, Transmit
 from squall.protocol.epoch_messages import Voted
 from squall.protocol.events import CopyTaken, Event, FrameArrived, PeerReached, ProcessEnded
@@ -149,6 +150,8 @@ class Deputies:
                 if (process := world.processes.get(node)) is not None:  # it may have ended with this
                     rooms = process.linked.machine._placing.rooms  # type: ignore[union-attr]
                     self._voters.setdefault(deputy, len(rooms))
+            case Deputed(True) if node == COORDINATOR and [*self._voters.values()][-1] <= 2:  # which would be a tie
+                raise Broken("I25", "of two machines one is said to go on without the other")
             case CopyTo(other) if node == COORDINATOR:
                 self._check_parting(world)
                 self._parted |= self._hosts.keys() - {other}
