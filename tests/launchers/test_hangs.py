@@ -107,7 +107,9 @@ def test_a_script_that_is_stopped_is_replaced(tmp_path: Path, strategy: str) -> 
 def test_a_script_in_a_group_may_be_away_and_is_waited_for(tmp_path: Path) -> None:
     """What it does then is its user's; the others' steps, which wait for it, are no reason either."""
     with training(tmp_path, "--strategy", "all_reduce", script=True) as run:
-        (run.folder / "away").write_text(str(2 * AFTER_S))
+        said = run.folder / "said"
+        said.write_text(str(2 * AFTER_S))
+        said.rename(run.folder / "away")  # whole: the script may look at any moment
         wait_for(lambda: not (run.folder / "away").exists(), WITHIN_S, "it to be away")
         run.goes_on()
         run.goes_on()
