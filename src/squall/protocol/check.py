@@ -229,12 +229,12 @@ def _link(linked: Linked) -> Iterator[Claim]:
     """Links are looked at far more often than anything else, so of those that hold no text is made."""
     wakes = linked._check_at if linked._check_at is not None else float("inf")
     for node, link in linked._links.items():
-        numbers = [number for number, _ in link.unacked]
-        if numbers and numbers != list(range(link.sent - len(numbers) + 1, link.sent + 1)):
+        lacks = link.unacked
+        if lacks and (lacks[-1][0] != link.sent or lacks[0][0] != link.sent - len(lacks) + 1):
             yield False, f"what {node} has not acknowledged is the newest"
         if link.early and min(link.early) <= link.seen + 1:
             yield False, f"early messages of {node} wait for a gap"
-        if bool(numbers) != (link.resend_due is not None):
+        if bool(lacks) != (link.resend_due is not None):
             yield False, f"what {node} lacks will be sent again"
         for due in (link.resend_due, link.ack_due):
             if due is not None and due < wakes:
