@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from itertools import permutations
 
 import pytest
 
@@ -147,3 +149,49 @@ def test_what_is_sent_again_comes_before_what_is_new() -> None:
     for _ in range(4):
         driver.step(0.0)
     assert carrier.sent == [1, 1, 2, 3]
+
+
+class Connections(Broken):
+    """Carries what is sent to a peer from when that was told of, and no number that is less than one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried: dict[Node, list[int]] = {}
+
+    def knows(self, node: Node) -> bool:
+        return True
+
+    def send(self, to: Node, frame: Frame, payload: Payload | None) -> None:
+        if frame.number > max(self.carried.get(to, [math.inf]), default=0):
+            self.carried[to].append(frame.number)
+
+    def take(self) -> Event | None:
+        event = super().take()
+        if isinstance(event, PeerReached):
+            self.carried[event.node] = []
+        return event
+
+
+class Telling(Linked):
+    """Tells one peer of every event, as a copied node tells its backup."""
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        new = [] if event == PeerReached(COORDINATOR) else [self._send(Send(COORDINATOR, Join(1)), now)]
+        return [*super().on(event, now), *new]
+
+
+@pytest.mark.parametrize("reached", [*permutations([COORDINATOR, Node("replica", 1)])])
+def test_of_two_peers_that_are_reached_at_once_each_gets_all_from_the_first_on(reached: tuple[Node, ...]) -> None:
+    carrier, wire = Connections(), Wire()
+    driver = Driver(Telling(Machine()), wire, Nothing(), lambda: wire.now, carriers=(carrier,))
+    driver.start()
+    driver.step(0.0)
+    carrier.news += map(PeerReached, reached)
+    wire.arriving += [encode(Frame(0, 0))] * len(reached)  # each time that the driver looks, something is there
+    driver.post(TimePassed())
+    driver.post(TimePassed())
+    for _ in range(9):
+        driver.step(0.0)
+    carried = carrier.carried[COORDINATOR]
+    assert len(carried) > 1
+    assert carried == list(range(1, 1 + len(carried)))

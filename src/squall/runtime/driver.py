@@ -63,7 +63,8 @@ class Transport(Protocol):
 class Carrier(Protocol):
     """What carries frames, with the numbers of their payloads, to peers that the transport does not reach.
 
-    What it has wakes the transport. That a peer can be reached is told before anything is sent there.
+    What it has wakes the transport. That a peer can be reached is told before anything is sent there, and handled
+    before anything else is taken: a copied node tells its backup of every event, which may be the next that is reached.
     """
 
     def knows(self, node: Node) -> bool: ...
@@ -236,9 +237,10 @@ class Driver:
                 self._events.append(FrameArrived(sender, decode(data)))
             except (msgspec.DecodeError, ValueError) as error:
                 raise PeerFault(f"{sender} sent something that is not a frame: {error}") from error
-        for event in (*[carrier.take() for carrier in self._carriers], self._host.poll()):
-            if type(event) is PeerReached:
-                self._events.appendleft(event)  # what is sent again comes before all that is new
+        for source in (*[carrier.take for carrier in self._carriers], self._host.poll):
+            event = source()
+            if type(event) is PeerReached:  # what is sent again comes before all that is new, here and to other peers
+                self._handle(event)
             elif event is not None:
                 self._events.append(event)
         return received is not None
