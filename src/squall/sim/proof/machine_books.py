@@ -47,7 +47,7 @@ class MachineBooks:
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
         self._joined: dict[int, tuple[int, int]] = {}  # machines of which word has come: room, and in which message
         self._leaving: dict[int, None] = {}
-        self._newest: dict[Node, int] = {}  # number of a message to whom
+        self._said: dict[Node, set[int]] = {}  # numbers of messages to whom
         self._begun = self.over = False  # the second: nobody is started any more
         self._behind = False  # a coordinator has still to do what the one before it has not
         self._starts = False  # just now
@@ -122,10 +122,10 @@ class MachineBooks:
             if sent.to == Node("nursery", machine) and number <= sent.frame.seen:
                 self._ending.pop(process, None)
                 del self._ended[process]
-        known = self._newest.get(sent.to, 0)
-        self._newest[sent.to] = max(known, sent.frame.number)
-        if sent.again and sent.frame.number <= known:  # who leads says what the one before it has kept back
+        said = self._said.setdefault(sent.to, set())
+        if sent.again and sent.frame.number in said:  # else the one before it has kept it back
             return
+        said.add(sent.frame.number)
         match message:
             case Entry(number) if self._starts:
                 self._waits_for = number
