@@ -74,6 +74,7 @@ class Deputies:
         self._votes: dict[Node, dict[int, bool]] = {}  # deputy -> machine -> whether that follows it
         self._voters: dict[Node, int] = {}  # deputies that may take over -> machines that there were
         self._parted: set[Node] = set()  # deputies that their coordinator goes on without
+        self._over: set[Node] = set()  # those whose processes have ended
         self.home = NURSERY.index
 
     def begin(self, hosts: PhantomHosts, node: Node) -> DeputyPhantom:
@@ -130,10 +131,10 @@ class Deputies:
     def watch(self, world: World, node: Node, what: object) -> None:
         match what:
             case StartMember(started, ends=Node("deputy") as ends) if started == COORDINATOR:
-                if ends in world.processes and world.processes[ends].end is None:
+                if ends in world.processes and ends not in self._over:
                     raise Broken("I24", f"{started} starts on machine {node.index}, and {ends} goes on")
                 self._ends = ends
-            case End() if node in self._hosts and not self._saves_beside(node):
+            case End() if node in self._hosts and not self.saves_beside(node):
                 self._tell_of_end(world, node, world.now + LINGER_S)
             case Admit(Node("deputy") as deputy) if node.role == "nursery":
                 self._known.add(node)
@@ -156,8 +157,8 @@ class Deputies:
                 self._check_parting(world)
                 self._parted |= self._hosts.keys() - {other}
 
-    def _saves_beside(self, deputy: Node) -> bool:
-        """The run goes on without it, and what it saves on its machines is another one."""
+    def saves_beside(self, deputy: Node) -> bool:
+        """The run goes on without it, and what it saves on its machine, which it takes with it, is another one."""
         return deputy in self._parted and 2 * sum(self._votes.get(deputy, {}).values()) <= self._voters.get(deputy, 0)
 
     def _tell_of_end(self, world: World, deputy: Node, until: float) -> None:
@@ -166,6 +167,7 @@ class Deputies:
         if process is None:
             return
         if process.over or world.now >= until:
+            self._over.add(deputy)
             world.post(process.home, ProcessEnded(deputy, "it has ended"))
         else:
             world.at(world.now + LOOK_EVERY_S, lambda: self._tell_of_end(world, deputy, until))

@@ -127,13 +127,7 @@ class WorldMachines:
                 self._wire.begin(fault, self._world.now)
                 self._hear(fault.machine, self._world.now + fault.seconds)
             case MachineGone(_, machine):
-                self.silenced = True
-                self.gone.add(machine)
-                there = self.there(machine)
-                for node in (Node("nursery", machine), *there):
-                    self._world.kill(node)
-                if machine == NURSERY.index and self._deputy:
-                    self._lose_launcher()
+                self.lose(machine)
             case MachineLeaves(_, machine):
                 self._leave.add(machine)
                 self._world.post(Node("nursery", machine), LeaveRequested("its user wants it back"))
@@ -142,6 +136,16 @@ class WorldMachines:
                 self._add_nursery(machine)
                 self._world.post(self.home, MachineJoined(machine, room))
         return True
+
+    def lose(self, machine: int) -> None:
+        if not self.has(machine) or machine in self.gone:
+            return
+        self.silenced = True
+        self.gone.add(machine)
+        for node in (Node("nursery", machine), *self.there(machine)):
+            self._world.kill(node)
+        if machine == NURSERY.index and self._deputy:
+            self._lose_launcher()
 
     def _hear(self, machine: int, until: float) -> None:
         """Something of the machine's processes comes to others elsewhere, as long as they are there."""

@@ -35,7 +35,6 @@ from squall.sim.proof.faults import (
     Hang,
     Kill,
     Lie,
-    MachineGone,
     OfMachines,
     Pause,
     Role,
@@ -226,7 +225,7 @@ class Trial:
             case Pause() | Hang() | Suspend():
                 self._machines.silenced |= self._stillness.cause(fault)
             case Kill(_, Role("nursery", machine)):  # the kernel kills what it has forked
-                self._machines.cause(MachineGone(fault.at, machine))
+                self._machines.lose(machine)
             case Kill():
                 self._kill(fault)
             case Lie(_, part):
@@ -287,6 +286,8 @@ class Trial:
             return
         self.run.backups.watch(self.world, node, what)
         self.run.deputies.watch(self.world, node, what)
+        if isinstance(what, End) and self.run.deputies.saves_beside(node):
+            self.world.at(self.world.now, lambda: self._machines.lose(self._machines.of(node)))
         self._machines.watch(node, what)
         self._manners.watch(node, what)
         self._files.watch(now, node, what)
