@@ -19,6 +19,7 @@ from squall.detaching import succeeded
 from squall.record.rows import LeaseRow, ProgressRow
 from squall.run import Run
 from squall.runtime.snapshot import Snapshots
+from tests import deep
 from tests.cli.detached import BAD, detached, runs
 from tests.launchers.blobs import EXAMPLES
 from tests.launchers.processes import FILE, START_S, Started, alive, send, wait_for
@@ -225,6 +226,7 @@ def task():
 """
 
 
+@deep.only
 def test_it_is_succeeded_where_it_began_wherever_the_task_has_gone(tmp_path: Path, directory: Path) -> None:
     (tmp_path / "job.py").write_text(MOVES)
     (tmp_path / "elsewhere").mkdir()
@@ -236,8 +238,7 @@ def test_it_is_succeeded_where_it_began_wherever_the_task_has_gone(tmp_path: Pat
     wait_for(Snapshots(directory).numbers, START_S, "a snapshot")
     os.kill(killed, signal.SIGKILL)
     attached = command("attach", directory, "--quiet")
-    assert attached.returncode == 0, attached.stderr
-    assert json.loads(attached.stdout)["status"] == "finished"
+    assert (attached.returncode, json.loads(attached.stdout)["status"]) == (0, "finished"), attached.stderr
     assert "was killed; going on from snapshot" in (directory / "log.txt").read_text()
 
 
@@ -256,6 +257,7 @@ def test_who_ends_by_the_users_own_code_is_not_succeeded(tmp_path: Path, directo
     assert "my own end" in command("attach", directory).stderr
 
 
+@deep.only
 def test_one_process_that_is_killed_goes_on_behind_a_snapshot_of_its_own(directory: Path) -> None:
     run = detached(directory, "--epochs", "100000", "--strategy", "single_process", "--snapshot-every-s", "0.5")
     wait_for(Snapshots(directory).numbers, START_S, "a snapshot")

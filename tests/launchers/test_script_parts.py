@@ -188,7 +188,8 @@ def test_a_part_that_dies_while_its_replica_waits_is_noticed_at_once(tmp_path: P
         wait_for(run.gone, 10, "the processes to end")
 
 
-@pytest.mark.parametrize(("how", "parts"), deep.sweep([("pipeline", None), ("examples", 3), ("examples", 1)], 1))
+@deep.only
+@pytest.mark.parametrize(("how", "parts"), [("pipeline", None), ("examples", 3), ("examples", 1)])
 def test_an_interrupt_ends_all_parts_and_a_resume_goes_on_with_as_many_or_others(
     tmp_path: Path, how: str, parts: int | None
 ) -> None:

@@ -183,6 +183,7 @@ def poisoned(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return loss * math.nan if (batch[2] == 40).any() else loss
 
 
+@deep.only
 def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: Path) -> None:
     strategy = squall.AllReduce(replicas=3, optimizer=SGD)
     with pytest.raises(squall.NotFinite):

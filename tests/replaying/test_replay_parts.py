@@ -133,6 +133,7 @@ def poisoned(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     return loss * math.nan if (batch[2] == 40).any() else loss
 
 
+@deep.only
 @pytest.mark.usefixtures("without_report")
 def test_a_replay_stops_at_an_update_and_at_the_batch_that_made_a_nan(run_dir: Path) -> None:
     data = TensorDataset(*numbers(96).tensors, torch.arange(96))

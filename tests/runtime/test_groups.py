@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from squall.runtime import groups
 from squall.runtime.groups import FORM_WITHIN_S, Group
+from tests import deep
 from tests.launchers.processes import wait_for
 
 SOON_S = FORM_WITHIN_S / 2  # sooner than by a timeout
@@ -212,7 +213,7 @@ def test_a_member_may_take_longer_for_its_part_than_for_coming(members: Callable
     assert [[member.answer() for member in pair] for pair in pairs] == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", deep.sweep([True, False], 1))
 def test_nobody_goes_on_with_a_group_that_another_member_has_left(
     members: Callable[[int], list[Member]], dies: bool
 ) -> None:

@@ -130,10 +130,10 @@ def test_a_planted_fault_of_copies_is_caught(name: str, monkeypatch: pytest.Monk
 
 
 OF_VECTORS = {
-    "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 30, "I23"),
     "a backup combines no vectors": Planted(left_out(CalculateVectors), 30, "I23 I6"),
     "a backup adds no gradients": Planted(left_out(AddPortions), 30, "I23 I6 I4"),
     "numbers do not travel to backups": Planted(wrapped(Copied, "_brought", lambda *given: None), 30, "I6"),
+    "what a shard says does not wait for its backup": Planted(wrapped(Copied, "_keep_back", not_waited_for), 30, "I23"),
 }
 
 
@@ -236,7 +236,7 @@ FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", FOUND)
+@pytest.mark.parametrize("what", deep.sweep(list(FOUND), 2))
 def test_what_was_wrong_with_copies_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world, again, broken = FOUND[what]
     assert verdict(world).error == ""
