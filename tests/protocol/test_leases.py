@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from squall.protocol.check import check
+from squall.protocol.effects import Cause
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
 from squall.protocol.messages import Lease
@@ -213,6 +214,18 @@ def test_a_limit_may_be_raised_when_a_run_is_resumed() -> None:
     longer = Leases.restore(leases.state(), [], 10, Limits(epochs=3))
     assert [lease.epoch for lease in drain(longer)] == [1, 2]
     assert longer.trained == 60
+
+
+def test_a_limit_may_be_lowered_and_what_was_begun_behind_it_is_there_for_another_time() -> None:
+    leases = Leases(20, 10, Limits(epochs=3))
+    for _ in range(3):
+        leases.take(A, 1, 0.0)
+    shorter = Leases.restore(leases.state(), [], 10, Limits(epochs=1))
+    assert [(lease.epoch, lease.stop) for lease in drain(shorter)] == [(0, 10), (0, 20)]
+    assert shorter.over() == (Cause.DATA, "all data is trained")
+    again = Leases.restore(shorter.state(), [], 10, Limits(epochs=2))
+    assert [(lease.epoch, lease.stop) for lease in drain(again)] == [(1, 10), (1, 20)]
+    assert again.over() is not None
 
 
 # ---------------------------------------------------------------- what happens while a snapshot is taken

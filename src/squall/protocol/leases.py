@@ -25,6 +25,9 @@ class Limits(msgspec.Struct, frozen=True):
     epochs: int | None = None
     steps: int | None = None  # batches, over all replicas
 
+    def within(self, epoch: int) -> bool:
+        return self.epochs is None or epoch < self.epochs
+
 
 class _Held:
     __slots__ = ("done", "granted_s", "holder", "lease")
@@ -81,7 +84,7 @@ class Leases:
 
     def _returned_range(self, batches: int, holder: Node | None) -> Range | None:
         found = [r for r in self.returned if holder is None or self._dropped_by.get(r) != holder]
-        if not found:
+        if not found or not self.limits.within(found[0].epoch):  # fewer are wanted than when it was begun
             return None
         first = found[0]
         at = self.returned.index(first)
@@ -100,7 +103,7 @@ class Leases:
             self.epoch, self.cursor = self.epoch + 1, 0
         if self.limits.steps is not None:
             batches = min(batches, self.limits.steps - self._steps_dealt)
-        if batches <= 0 or (self.limits.epochs is not None and self.epoch >= self.limits.epochs):
+        if batches <= 0 or not self.limits.within(self.epoch):
             return None
         start = self.cursor
         self.cursor = min(self.examples, start + batches * self.batch_size)
@@ -183,19 +186,16 @@ class Leases:
 
     def exhausted(self) -> bool:
         """Nothing is left to deal (leases may still be held)."""
-        if self.returned:
+        if self.returned and self.limits.within(self.returned[0].epoch):
             return False
-        if self.limits.steps is not None and self._steps_dealt >= self.limits.steps:
-            return True
-        if self.limits.epochs is None:
-            return False
-        return self.epoch + (self.cursor >= self.examples) >= self.limits.epochs
+        enough = self.limits.steps is not None and self._steps_dealt >= self.limits.steps
+        return enough or not self.limits.within(self.epoch + (self.cursor >= self.examples))
 
     def over(self) -> tuple[Cause, str] | None:
         """Why nothing is left to train; None while something is."""
         if self.held or not self.exhausted():
             return None
-        if self.limits.epochs is not None and self.epochs_done() >= self.limits.epochs:
+        if not self.limits.within(self.epochs_done()):
             return Cause.DATA, "all data is trained"
         return Cause.STEPS, f"its limit of {self.limits.steps:,} steps is reached"
 
