@@ -141,6 +141,7 @@ def nonsense(chance: random.Random) -> bytes:
     return chance.randbytes(chance.randrange(1, 4))
 
 
+@pytest.mark.timeout(600)
 def test_nonsense_of_a_member_costs_its_connection_and_no_more() -> None:
     """10,000 in `make deep`. What is read and understood as no message closes; what is not whole waits for its end."""
     chance = random.Random(16)
