@@ -83,17 +83,17 @@ class Journaled(Linked):
         if type(event) is Started and self._early:
             self._early = False
             return []
-        effects: list[Effect] = []
         self._first = 0
-        if self._succeeds:
-            self._lose_files()
-            back = self._go_back(now)
-            effects, self._left, self._succeeds = [*back, *self._left], (), False
-            self._first = len(effects)
-            self._ask_again(now, effects)
-            if type(event) is not Started:
-                self._early = True
-                effects += super().on(Started(), now)
+        if not self._succeeds:
+            return super().on(event, now)
+        self._lose_files()
+        back = self._go_back(now)
+        effects, self._left, self._succeeds = [*back, *self._left], (), False
+        self._first = len(effects)
+        self._ask_again(now, effects)
+        if type(event) is not Started:
+            self._early = True
+            effects += super().on(Started(), now)
         return effects + super().on(event, now)
 
     def _lose_files(self) -> None:

@@ -36,7 +36,8 @@ class Journal:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
         self._half = (len(memory) - _HEADER) // 16 * 8
-        self._number = self._words[1] >> 24
+        self._done = self._words[1]  # the newest event's number << 24 | steps of its effects
+        self._number = self._done >> 24
         self._at = 0  # where the next event goes
         self._events_from = 0
         self.before_cut: Callable[[], None] = lambda: None
@@ -61,6 +62,7 @@ class Journal:
 
     def add(self, event: Event, now: float) -> None:
         self._number += 1
+        self._done = self._number << 24
         if self._words[4]:
             return
         kind, data = pack(event)
@@ -68,8 +70,8 @@ class Journal:
 
     def did(self, steps: int = 1) -> None:
         """So many more steps of the newest event's effects are carried out."""
-        word = self._words[1]
-        self._words[1] = (word if word >> 24 == self._number else self._number << 24) + steps
+        self._done += steps
+        self._words[1] = self._done
 
     @property
     def recorded(self) -> int:

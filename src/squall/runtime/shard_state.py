@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
+from operator import is_
 from typing import Any
 
 import torch
@@ -60,7 +62,7 @@ class ShardState:
             self._compensation = Compensation(loop.update.compensation, loop.update.adaptive, self.parameters)
         self._mean_squares = self._compensation.mean_squares if self._compensation is not None else []
         self._numbers = numbers
-        self._left: list[tuple[dict[str, Any], int, str, Any]] = []  # to a successor: state, how much of it, and where
+        self._left: list[tuple[dict[str, Any], dict[str, Any]]] = []  # to a successor: each state, and what was in it
 
     def _own(self, piece: Piece) -> Tensor:
         return self.weights[piece.start - self.start : piece.stop - self.start]
@@ -76,7 +78,7 @@ class ShardState:
 
     def leave(self) -> None:
         """Have the state where a successor finds it. The weights are there."""
-        if self._left and all(len(state) == size and state.get(key) is value for state, size, key, value in self._left):
+        if self._left and all(starmap(_has_same, self._left)):
             return  # as after most updates
         assert self._numbers is not None
         numbers = self._numbers
@@ -85,8 +87,7 @@ class ShardState:
                 held = numbers.hold(name, value)
                 if held is not None:
                     state[key] = held
-        states = [self.optimizer.state[parameter] for parameter in self.parameters]
-        self._left = [(state, len(state), key, value) for state in states for key, value in state.items()]
+        self._left = [(state, dict(state)) for state in map(self.optimizer.state.__getitem__, self.parameters)]
 
     def _state(self) -> Iterator[tuple[Any, Any, str]]:
         """Where each value is, and its name."""
@@ -224,3 +225,8 @@ class ShardState:
                 own_mean.copy_(kept)
         if self.schedule is not None:
             self.schedule.advance(updates)
+
+
+def _has_same(state: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """The same objects, whatever is in them now."""
+    return len(state) == len(before) and all(map(is_, state.values(), before.values()))
