@@ -13,7 +13,7 @@ SIZES = {1_000: 2000, 1_000_000: 300, 10_000_000: 40}  # elements -> repeats
 BOUND = 1.02  # at a million elements and more
 
 
-def measure(repeats: int = 7) -> Section:
+def measure(repeats: int = 25) -> Section:
     section = Section(
         "Succession",
         "The exchange of above with a shard that leaves to a successor what it needs, against one that does not.",
