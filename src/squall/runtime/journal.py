@@ -113,7 +113,7 @@ class Journal:
             raise ProcessLost(f"a killed process has left a damaged journal: {error}") from error
         word = self._words[1]
         done = word & 0xFFFFFF if word >> 24 == self._number else 0
-        self._at = 0
+        self._at, self._done = 0, (self._number << 24) + done
         self.carried_out = linked.take_again(events, done, updates, self, copied)
         return linked
 

@@ -87,7 +87,8 @@ class ShardState:
                 held = numbers.hold(name, value)
                 if held is not None:
                     state[key] = held
-        self._left = [(state, dict(state)) for state in map(self.optimizer.state.__getitem__, self.parameters)]
+        states = [self.optimizer.state[parameter] for parameter in self.parameters]
+        self._left = [(state, dict(state)) for state in states]
 
     def _state(self) -> Iterator[tuple[Any, Any, str]]:
         """Where each value is, and its name."""
