@@ -255,7 +255,7 @@ def test_a_part_that_dies_is_its_replicas_death_and_no_example_is_lost(tmp_path:
 @pytest.mark.parametrize("seed", deep.seeds(1, 12))
 def test_kills_of_parts_at_any_moment_lose_no_example(tmp_path: Path, seed: int) -> None:
     chance, replicas = random.Random(seed), 2 + seed % 2
-    with training(tmp_path, replicas, 8) as run:
+    with training(tmp_path, replicas, 3) as run:
         for kills in range(4):
 
             def over() -> bool:  # the others may come to the end before a newcomer has started
@@ -266,7 +266,7 @@ def test_kills_of_parts_at_any_moment_lose_no_example(tmp_path: Path, seed: int)
             wait_for(lambda moment=moment: over() or examples(run) >= moment, START_S, f"{moment} examples")
             if victims := sorted(role for role in run.processes() if role.startswith("replica")):
                 run.kill(chance.choice(victims))
-        check_end(run, 8)
+        check_end(run, 3)
 
 
 def joined(run: Started) -> list[MemberRow]:

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from squall.protocol.answering.effects import WriteAnswers
 from squall.protocol.effects import Apply, CalculateVectors, Effect, Send, Transmit, WritePiece, WriteSnapshot
-from squall.protocol.events import Event, NumbersTorn, Started
+from squall.protocol.events import Event, NumbersTorn
 from squall.protocol.link import Linked
 from squall.protocol.loss_messages import SnapshotLost
 from squall.protocol.machine import Machine
@@ -65,7 +65,6 @@ class Journaled(Linked):
         self._first = 0  # how many effects of the newest event are what was left, and come first
         self._succeeds = False
         self._torn: NumbersTorn | None = None  # by the one before
-        self._early = False  # in a world what a process that starts slowly finds waiting may come before `Started`
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_journal"}
@@ -80,9 +79,6 @@ class Journaled(Linked):
         return self._take(event, now)
 
     def _take(self, event: Event, now: float) -> list[Effect]:
-        if type(event) is Started and self._early:
-            self._early = False
-            return []
         self._first = 0
         if not self._succeeds:
             return super().on(event, now)
@@ -91,9 +87,6 @@ class Journaled(Linked):
         effects, self._left, self._succeeds = [*back, *self._left], (), False
         self._first = len(effects)
         self._ask_again(now, effects)
-        if type(event) is not Started:
-            self._early = True
-            effects += super().on(Started(), now)
         return effects + super().on(event, now)
 
     def _lose_files(self) -> None:
@@ -141,7 +134,7 @@ class Journaled(Linked):
         on_its_way = any(isinstance(effect, GoBack) for effect in self._left[:1])
         if copied is not None and not on_its_way:
             self._torn = NumbersTorn(copied, updates)
-        self._journal, self._succeeds, self._early = journal, True, False
+        self._journal, self._succeeds = journal, True
         carried_out = len(effects) - len(rest)
         if rest and rest[0] is not effects[carried_out]:
             carried_out += 1  # a message that has not left: its numbers are at their place

@@ -17,7 +17,7 @@ from typing import Any
 
 from squall.protocol.copied import Attach
 from squall.protocol.effects import Admit, Effect, End, Forget, KillMember, KillMembers, Send, StartMember, Transmit
-from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, Started, TimePassed
+from squall.protocol.events import Event, FrameArrived, MessageArrived, ProcessEnded, TimePassed
 from squall.protocol.frames import Frame, Message
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
@@ -27,7 +27,7 @@ from squall.runtime.wire import IDEAL, Conditions, Passage
 from squall.runtime.world_nodes import Absent, Answer, Entry, Free, Parcel, ParcelArrived, Stream, UnderWay, WorldNode
 from squall.usercode.blame import note
 
-_FREE, _STARTED, _TIME_PASSED = Free(), Started(), TimePassed()
+_FREE, _TIME_PASSED = Free(), TimePassed()
 _WORLD = Absent(Node("world", 0))  # to whom the actions of `at` are put into the queue
 _HEARD: dict[type, Callable[[Node, Any], Event]] = {
     Frame: FrameArrived, Parcel: lambda sender, parcel: ParcelArrived(sender, *parcel),
@@ -65,10 +65,10 @@ class World:
 
     def add(self, node: Node, linked: Linked | Machine, host: Host, home: Node = NURSERY) -> None:
         """A process on the machine of the nursery `home`, which is told when it is killed."""
-        self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node), home)
+        process = self.processes[node] = WorldNode(node, linked, host, self._conditions.clock(node), home)
         if node == COORDINATOR and home in self.processes:
             self.processes[home].pipe = COORDINATOR
-        self.post(node, _STARTED)
+        self._queue_free(process)
 
     def bring(self, node: Node, home: Node = NURSERY) -> None:
         """Add a node that the world spawns itself, as soon as it can be there."""

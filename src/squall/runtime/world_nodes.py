@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from squall.protocol.effects import Effect, End, Payload
-from squall.protocol.events import Event, FrameArrived
+from squall.protocol.events import Event, FrameArrived, Started
 from squall.protocol.frames import Frame
 from squall.protocol.link import Linked
 from squall.protocol.machine import Machine
@@ -101,7 +101,7 @@ class WorldNode:
         self.going: Stream | None = None  # on its way from this node, likewise
         if node.role in HUBS:
             self.coming, self.going = deque(), deque()
-        self.inbox: deque[Event] | None = None  # what came while it was busy
+        self.inbox: deque[Event] | None = deque([Started()])  # what came while it was busy, or before it was there
         self.free_queued = False  # a `Free` is in the queue: as long as something is in the inbox
         self.woken_at = math.inf  # the earliest `TimePassed` in the queue
         self.end: End | None = None

@@ -75,6 +75,7 @@ class Deputies:
         self._voters: dict[Node, int] = {}  # deputies that may take over -> machines that there were
         self._parted: set[Node] = set()  # deputies that their coordinator goes on without
         self._over: set[Node] = set()  # those whose processes have ended
+        self.copied: set[int] = set()  # shards that have a backup, as the coordinator has heard
         self.home = NURSERY.index
 
     def begin(self, hosts: PhantomHosts, node: Node) -> DeputyPhantom:
@@ -147,6 +148,8 @@ class Deputies:
             case Transmit(_, Frame(message=Voted(deputy, follows))):
                 if self._votes.setdefault(deputy, {}).setdefault(node.index, follows) != follows:
                     raise Broken("I25", f"{node} votes twice, and not the same, on {deputy}")
+            case FrameArrived(Node("backup", index), Frame(message=CopyKept())) if node == COORDINATOR:
+                self.copied.add(index)
             case FrameArrived(deputy, Frame(message=CopyKept())) if node == COORDINATOR and deputy.role == "deputy":
                 if (process := world.processes.get(node)) is not None:  # it may have ended with this
                     rooms = process.linked.machine._placing.rooms  # type: ignore[union-attr]

@@ -15,14 +15,17 @@ from squall.strategies.work import BatchMethod
 
 
 def excuses(
-    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], silenced: bool, rotten: bool
+    chaos: Chaos, end: End, had: Counter[str], deaths: Counter[Role], copied: int, silenced: bool, rotten: bool
 ) -> dict[str, bool]:
-    """By the end's status. `had` are faults by kind, and deaths by role; `rotten`: some batch gives NaN, or did."""
+    """By the end's status. `had` are faults by kind, and deaths by role.
+
+    `copied`: shards with a backup, of which the coordinator has heard. `rotten`: some batch gives NaN, or did.
+    """
     given_up = all(deaths[Role("replica", slot)] >= LOST_IN_A_ROW for slot in range(chaos.replicas))
     given_up |= any(deaths[Role("shard", index)] >= LOST_IN_A_ROW for index in range(chaos.recipe.shards))
     late = had["Cut"] + had["Weather"] + (had["Pause"] + had["shard"]) * had["Jam"] > 0  # numbers come of the living
-    copying = chaos.deputy and had["backup"] + had["shard"] > 0  # a copy was being made as the coordinator stood still
-    late |= copying and had["Pause"] > 0
+    copying = chaos.deputy and (had["backup"] + had["shard"] > 0 or copied < chaos.recipe.shards)
+    late |= copying and had["Pause"] > 0  # as the coordinator stood still
     lost = end.reason.startswith(("machine ", FIRST_LOST)) and (silenced or late)
     lost |= chaos.deputy and silenced and end.reason.endswith("nothing was saved")  # a deputy that nobody follows saves
     taken = had["UserStop"] * had["MachineLeaves"]  # a replica leaves with them as the run is stopped

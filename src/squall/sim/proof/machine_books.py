@@ -5,6 +5,7 @@ from __future__ import annotations
 from squall.protocol.copied import CopyTo
 from squall.protocol.copy_messages import Entry, Has
 from squall.protocol.effects import Effect, End, StartMember, Transmit
+from squall.protocol.epoch_messages import Abandon
 from squall.protocol.events import Event, FrameArrived, PeerRefused, Started, StopRequested
 from squall.protocol.frames import Frame
 from squall.protocol.messages import Stop
@@ -46,7 +47,9 @@ class MachineBooks:
         self._ended: dict[Node, tuple[int, int]] = {}  # those of which word has come: from where, in which message
         self._told: dict[int, int] = {}  # machine -> number of the message that tells it that it was replaced
         self._joined: dict[int, tuple[int, int]] = {}  # machines of which word has come: room, and in which message
+        self._asks: dict[int, None] = {}  # machines that want to leave, of which it has said nothing: the run may move
         self._leaving: dict[int, None] = {}
+        self._parting = False  # with its deputy, on whose machine, and on others, nothing starts meanwhile
         self._said: dict[Node, set[int]] = {}  # numbers of messages to whom
         self._begun = self.over = False  # the second: nobody is started any more
         self._behind = False  # a coordinator has still to do what the one before it has not
@@ -56,6 +59,7 @@ class MachineBooks:
     def watch(self, node: Node, what: Event | Effect) -> None:
         if isinstance(what, StartMember) and what.node == COORDINATOR:
             self._behind, self._waits_for = True, None
+            self._parting &= what.ends is None
         elif isinstance(what, Transmit):
             self._on_sent(node, what)
         elif node == COORDINATOR:
@@ -69,7 +73,7 @@ class MachineBooks:
     def _check_owed(self) -> None:
         ending = set(map(self._slot, self._ending))
         owed = [slot for slot in self._owed if slot not in ending]
-        if not self._begun or self.over or not owed:
+        if not self._begun or self.over or not owed or self._asks or self._parting:
             return
         taken = [machine for on in self._at.values() for machine in on]
         free = {machine: room - taken.count(machine) for machine, room in self._rooms.items()}
@@ -89,6 +93,7 @@ class MachineBooks:
                 self.died[machine] = None
                 self._joined[machine] = 0, 0
                 self._rooms.pop(machine, None)
+                self._asks.pop(machine, None)
                 self._at = {slot: on for slot, on in self._at.items() if machine not in on}
                 self._owed |= {self._slot(node): None for node in nodes if node.role in ("replica", "part")}
                 self._ending = {process: at for process, at in self._ending.items() if at != machine}
@@ -97,9 +102,10 @@ class MachineBooks:
             case FrameArrived(Node("deputy"), Frame(message=Has(number))) if number >= (self._waits_for or 0):
                 self._waits_for = None
             case CopyTo():
-                self._waits_for = None
+                self._waits_for, self._parting = None, False
             case FrameArrived(Node("nursery", machine), frame) if isinstance(frame.message, Leaving):
-                self._rooms.pop(machine, None)
+                if self._rooms.pop(machine, None) is not None:
+                    self._asks[machine] = None
             case PeerRefused(Node("nursery", machine)):  # nothing is said to it any more, though it is lost later
                 self._rooms.pop(machine, None)
             case FrameArrived(_, frame) if isinstance(frame.message, StopAsked):
@@ -138,6 +144,9 @@ class MachineBooks:
                 self._ending[process] = sent.to.index
             case Leaving():  # without a shard there: else the run moves
                 self._leaving[sent.to.index] = None
+                self._asks.pop(sent.to.index, None)
+            case Abandon():
+                self._parting = True
             case Leads(number) if number in self._numbers:
                 raise Broken("I12", f"the next machine is to be {number}, as one before")
             case Replaced():

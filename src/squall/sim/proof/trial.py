@@ -198,8 +198,8 @@ class Trial:
 
     def _check_end(self, end: End) -> None:
         """A run may end otherwise than finished for a reason that lies in this life's faults."""
-        had = self._excused
-        if not excuses(self.chaos, end, had, self._deaths, self._machines.silenced, self._rotten.happened)[end.status]:
+        had, known = self._excused, (len(self.run.deputies.copied), self._machines.silenced, self._rotten.happened)
+        if not excuses(self.chaos, end, had, self._deaths, *known)[end.status]:
             raise Broken("I5", f"the run ends as {end.status}: {end.reason}")
         # The coordinator may not have what has come, or not say what waits for its deputy.
         severed = had["Cut"] + had["Weather"] + had["Partition"] + self.chaos.deputy
