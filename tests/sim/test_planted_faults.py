@@ -580,7 +580,7 @@ PLANTED: dict[str, Planted] = {
     "leases are dealt again before the shards' view": Planted(
         wrapped(LoopCoordinator, "_depart", leases_back_at_once), 20, "I4"),
     "a slot is used again before the shards' view": Planted(
-        wrapped(Membership, "take_joined", welcome_at_once), 400, "I5"),
+        wrapped(Membership, "take_joined", welcome_at_once), 400, "I5 I12"),
     "a snapshot's ledger is taken after the shards": Planted(
         wrapped(Coordinator, "_on_snapshot_taken", ledger_of_the_end), 50, "I1"),
     "a snapshot does not know of leases granted while it is taken": Planted(
