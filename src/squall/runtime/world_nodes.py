@@ -101,7 +101,7 @@ class WorldNode:
         self.going: Stream | None = None  # on its way from this node, likewise
         if node.role in HUBS:
             self.coming, self.going = deque(), deque()
-        self.inbox: deque[Event] | None = deque([Started()])  # what came while it was busy, or before it was there
+        self.inbox: deque[Event] | None = deque([Started()])  # its start, and then what came while it was busy
         self.free_queued = False  # a `Free` is in the queue: as long as something is in the inbox
         self.woken_at = math.inf  # the earliest `TimePassed` in the queue
         self.end: End | None = None
