@@ -67,6 +67,15 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A nursery leaves signals to the launching process. When a test plays one, its worker goes on to other tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def warm_nurseries(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests are of what `fit` does in processes, and not of how it comes to them, but for those marked `cold`."""
     if request.node.get_closest_marker("cold"):
