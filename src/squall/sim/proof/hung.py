@@ -106,12 +106,15 @@ class Stillness:
             began = before.since if before is not None and goes_on else now
             if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until >= now:
                 began = min(began, self._moved.get(node, now))  # in the midst of a step
+            until = now if before is None else max(now, before.until)  # pauses are added up, as the world does
             self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
             match fault:
                 case Suspend() if node.role != "nursery":  # which may look before
                     self._world.pause(node, 2 * LOOK_EVERY_S)
-                case Pause(_, seconds) if before is None or before.until < now + seconds:
-                    self._still[node] = _Still(began, now + seconds, stopped=True)
+                    if before is not None and until > now:
+                        before.until += fault.seconds + 2 * LOOK_EVERY_S
+                case Pause(_, seconds) if until < math.inf:
+                    self._still[node] = _Still(began, until + seconds, stopped=True)
                 case Hang(stopped=stopped) if before is None or before.until < math.inf:
                     nursery = self._world.processes.get(Node("nursery", self._machine(node)))
                     sees = max(now, nursery.busy_until if nursery is not None else now)  # it may stand still itself
