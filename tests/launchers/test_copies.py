@@ -153,31 +153,57 @@ def taken_over(found: Cluster) -> int:
 
 
 class Deadly(torch.optim.Adam):
-    """Kills its process in the midst of an update, if that is a shard: once, which is noted in the file KILLED."""
+    """Ends its process in the midst of an update, if that is a shard: once, which is noted in the file ENDED."""
 
+    role = "shard"
     updates = 0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)
         self.updates += 1
-        if self.updates >= 300 and "squall shard" in getproctitle():
+        if self.updates >= 300 and f"squall {self.role}" in getproctitle():
             with suppress(FileExistsError):
-                Path(os.environ["KILLED"]).touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
+                Path(os.environ["ENDED"]).touch(exist_ok=False)
+                self.end()
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Roomless(Deadly):
+    """Of a backup on a machine that has no room for what it needs."""
+
+    role = "backup"
+
+    def end(self) -> None:
+        raise MemoryError("no room for an update")
 
 
 @deep.only
 def test_a_death_inside_an_update_loses_nothing(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, too: the backup has made the updates of its own numbers, and goes on."""
-    monkeypatch.setenv("KILLED", str(run_dir.with_name("killed")))
-    strategy = squall.Downpour(replicas=2, optimizer=partial(Deadly, lr=0.05))
+    assert "shard 0, on machine 0, by its backup" in trained_through(Deadly, run_dir, monkeypatch)
+
+
+@deep.only
+def test_a_backup_that_raises_ends_alone(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """What is wrong with a copy, or with where it is, is told, and no reason to end the run."""
+    assert any("backup 0" in text for text in trained_through(Roomless, run_dir, monkeypatch))
+    assert "MemoryError: no room for an update" in capfd.readouterr().err
+
+
+def trained_through(optimizer: type[Deadly], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the record says of a run with copies in which one process ends so; nothing is lost or repeated."""
+    monkeypatch.setenv("ENDED", str(run_dir.with_name("ended")))
+    strategy = squall.Downpour(replicas=2, optimizer=partial(optimizer, lr=0.05))
     squall.fit(blobs.task, strategy, epochs=5, run_dir=run_dir, settings=Settings(copies=2, progress=False))
+    assert run_dir.with_name("ended").exists()
     with closing(Reader(run_dir / "run.sqlite")) as reader:
-        found, events = audit(reader), [event.text for event in reader.rows(EventRow)]
+        found = audit(reader)
         assert not reader.rows(LossRow)
-    assert "shard 0, on machine 0, by its backup" in events
-    assert found.complete
-    assert not any(part.repeated for part in found.parts)
+        assert found.complete
+        assert not any(part.repeated for part in found.parts)
+        return [event.text for event in reader.rows(EventRow)]
 
 
 def test_a_backup_that_is_killed_is_replaced(tmp_path: Path) -> None:
