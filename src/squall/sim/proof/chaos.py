@@ -140,8 +140,8 @@ class Chaos:
     @property
     def rooms(self) -> tuple[MachineRoom, ...]:
         """The machines, where there are several. The first has the coordinator, and room for a replica at least."""
-        sizes = self.machines, self.replicas, self.recipe.shards, self.parted, self.copies, self.deputy
-        return several.rooms(self.seed, *sizes) if self.machines > 1 else ()
+        sizes = self.machines, self.replicas, self.recipe.shards, self.parted, self.copies
+        return several.rooms(self.seed, *sizes, self.deputy, self.keeps) if self.machines > 1 else ()
 
     @property
     def parted(self) -> Parts:

@@ -53,15 +53,20 @@ def parts_of(seed: int) -> Parts:
 
 @cache
 def rooms(
-    seed: int, machines: int, replicas: int, shards: int, parts: Parts, copies: int = 1, deputy: bool = False
+    seed: int, machines: int, replicas: int, shards: int, parts: Parts, copies: int = 1, deputy: bool = False,
+    keeps: bool = False,
 ) -> tuple[MachineRoom, ...]:  # fmt: skip
-    """With a deputy any machine may be the last one, and has room for a replica."""
+    """With a deputy any machine may be the last one, and has room for a replica.
+
+    Where the best weights are kept, it is in the run's directory: the evaluator is on the coordinator's machine.
+    """
     chance = random.Random(f"{seed} rooms")
     on: list[list[Node]] = [[] for _ in range(machines)]
     late = replicas - 1 if chance.random() < LATE else replicas  # this one waits for room
     for node in (*(Node("shard", i) for i in range(shards)), Node("evaluator", replicas)):
         chosen = chance.choice((0, 0, *range(machines)))
-        on[chosen if shards else 0].append(node)  # replicas show their weights on the coordinator's machine
+        beside = not shards or (keeps and node.role == "evaluator")
+        on[0 if beside else chosen].append(node)  # replicas without shards show their weights there
     for slot in range(max(1, late)):
         on[chance.randrange(machines)].append(Node("replica", slot))
         _lay_apart(Node("replica", slot), seed, on, parts)
