@@ -220,7 +220,8 @@ FOUND = {
         rebuilt(668, kind="copies", faults=[8], replicas=2, examples=7, epochs=1, machines=2),
         wrapped(MachineStaffing, "_on_machine_lost", everybody_believed), "I5"),
     "a shard said of its refused backup, under a number that this gave to its next message as it went on": (
-        rebuilt(2614104126, kind="copies", faults=[1, 4, 5, 7, 10, 12, 15], examples=13, epochs=1, parts=1),
+        rebuilt(
+            2614104126, kind="copies", faults=[1, 4, 5, 7, 10, 12, 15], examples=13, epochs=1, parts=1, keeps=False),
         told_by_number, "I5"),
     "a snapshot that was begun anew was waited for as long as the one before had time": (
         rebuilt(2700001367, kind="copies", faults=[2, 5, 6, 11, 12], examples=13, epochs=1),
