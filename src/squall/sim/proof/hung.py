@@ -86,6 +86,7 @@ class Stillness:
         self._patience_s = TIMES * max(AFTER_S, *chaos.paces)
         self._in_parts = chaos.parts > 1  # a replica stands still where a part of it does, or is not there
         self._still: dict[Node, _Still] = {}
+        self._until = dict[Node, float]()  # who stands still, with its machine or alone, does so
         self._moved = dict[Node, float]()  # when it last did
         self._steps = Counter[Node]()
         world.on_kill.append(self._forget)
@@ -95,6 +96,7 @@ class Stillness:
     def _forget(self, node: Node) -> None:
         """It is dead. A shard's successor has its name."""
         self._still.pop(node, None)
+        self._until.pop(node, None)
 
     def cause(self, fault: Pause | Hang | Suspend) -> bool:
         """Whether a nursery is among those who stand still."""
@@ -106,15 +108,16 @@ class Stillness:
             began = before.since if before is not None and goes_on else now
             if isinstance(fault, Hang) and not fault.stopped and self._world.processes[node].busy_until >= now:
                 began = min(began, self._moved.get(node, now))  # in the midst of a step
-            until = now if before is None else max(now, before.until)  # pauses are added up, as the world does
-            self._world.pause(node, math.inf if isinstance(fault, Hang) else fault.seconds)
+            seconds = math.inf if isinstance(fault, Hang) else fault.seconds
+            if isinstance(fault, Suspend) and node.role != "nursery":  # which may look before
+                seconds += 2 * LOOK_EVERY_S
+            self._world.pause(node, seconds)
+            until = self._until[node] = max(now, self._until.get(node, now)) + seconds  # added up, as the world does
             match fault:
-                case Suspend() if node.role != "nursery":  # which may look before
-                    self._world.pause(node, 2 * LOOK_EVERY_S)
-                    if before is not None and until > now:
-                        before.until += fault.seconds + 2 * LOOK_EVERY_S
-                case Pause(_, seconds) if until < math.inf:
-                    self._still[node] = _Still(began, until + seconds, stopped=True)
+                case Suspend() if before is not None and before.until > now:
+                    before.until = until
+                case Pause() if until < math.inf:
+                    self._still[node] = _Still(began, until, stopped=True)
                 case Hang(stopped=stopped) if before is None or before.until < math.inf:
                     nursery = self._world.processes.get(Node("nursery", self._machine(node)))
                     sees = max(now, nursery.busy_until if nursery is not None else now)  # it may stand still itself
