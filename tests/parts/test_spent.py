@@ -76,6 +76,12 @@ def test_what_no_part_can_have_spent_is_kept_in_bounds() -> None:
     assert measured(Spent(), [(-1.0, math.nan, math.inf)])[EACH:] == (0.0, 0.0, 0.0, 1e15)
 
 
+def test_a_part_computes_no_longer_than_its_replica_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Clock(monkeypatch).run([1, 1])
+    compute_s, wait_s, bubble_s, _ = measured(first, [(first.total_s + 1, 0.0, 0.0)])[EACH:]
+    assert (compute_s, wait_s, bubble_s) == (first.total_s, 0.0, 0.0)
+
+
 class Heavy(nn.Module):
     """Takes its time on one part, of those that compute it."""
 

@@ -37,7 +37,7 @@ def test_a_replica_tells_sums_and_its_replacement_begins_anew(tmp_path: Path) ->
         (first, (1.0, 2.0, 3.0, 0.0, 3.0, 2.0, 1.0, 70.0)),
         (other, (9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0)),
         (first, ()),  # it has computed nothing since
-        (first, (1.5, 2.5, 3.0, 60.0, 4.0, 2.0, 1.0, 70.0)),
+        (first, (1.5, 2.5, 3.0, 60.0, 4.5, 1.5, 1.0, 70.0)),  # the second computed while the first had yet to begin
         (again, (0.5, 0.5, 0.5, 50.0, 1.0, 0.0, 0.5, 80.0)),
     ):
         host.perform(WorkReported(node, Stats(16, 1, inside=inside)), 2.0)
@@ -48,5 +48,5 @@ def test_a_replica_tells_sums_and_its_replacement_begins_anew(tmp_path: Path) ->
         }
         assert float(reader.state()["bubble"]) == pytest.approx(1 / 5)
     assert found == {
-        (0, 0): (2.0, 3.0, 3.5, 60), (0, 1): (5.0, 2.0, 1.5, 80), (1, 0): (9.0, 9.0, 9.0, 9), (1, 1): (9.0, 9.0, 9.0, 9)
+        (0, 0): (2.0, 3.0, 3.5, 60), (0, 1): (5.5, 1.5, 1.5, 80), (1, 0): (9.0, 9.0, 9.0, 9), (1, 1): (9.0, 9.0, 9.0, 9)
     }  # fmt: skip

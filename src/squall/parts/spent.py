@@ -120,12 +120,14 @@ def measured(own: Spent, others: Iterable[Sequence[float]]) -> tuple[float, ...]
     """Of each part, the first being `own`: seconds computing, waiting, in a pipeline's bubble, and bytes.
 
     The three add up to the time that the replica was at work. A part is in the bubble while the first part's schedule
-    runs, which ends last, and it has no microbatch to compute. Others may tell any numbers: they are kept in bounds.
+    runs, which ends last, and it has no microbatch to compute. Others may tell any numbers: they are kept in bounds,
+    as is a part that begins a batch, and computes, while the first one has yet to begin it.
     """
     found: list[float] = []
     bounded = ([min(MOST, max(0.0, number)) for number in told] for told in others)
-    for busy_s, stages_s, memory in (own.told(), *bounded):
-        idle_s = max(0.0, own.total_s - busy_s)
+    for told_s, stages_s, memory in (own.told(), *bounded):
+        busy_s = min(told_s, own.total_s)
+        idle_s = own.total_s - busy_s
         # A part that begins late with a batch is busy while the first part's schedule runs already.
         bubble_s = min(idle_s, max(0.0, own.schedule_s - stages_s))
         found += [busy_s, idle_s - bubble_s, bubble_s, memory]

@@ -78,7 +78,10 @@ class ProgressRow:
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """What one process of a replica of several did since its last report. The times add up to the replica's work."""
+    """What one process of a replica of several did since its last report. The times add up to the replica's work.
+
+    One of them may be below 0: what a report before it had too much of.
+    """
 
     time_s: float  # seconds of training
     replica: int

@@ -125,7 +125,7 @@ class TensorBoardViewer:
         spent = row.compute_s + row.wait_s + row.bubble_s
         for name, seconds in (("waiting", row.wait_s), ("bubble", row.bubble_s)):
             if spent > 0:
-                self._scalar(f"{name}/replica_{row.replica}_part_{row.part}", seconds / spent, row.time_s)
+                self._scalar(f"{name}/replica_{row.replica}_part_{row.part}", max(0.0, seconds) / spent, row.time_s)
 
     def _staleness(self, rows: Iterable[StalenessRow]) -> None:
         """A histogram for each report."""

@@ -17,7 +17,11 @@ EACH = 4  # numbers of a part: see `squall.parts.spent.measured`
 
 
 class PartsHost(HostAround):
-    """The coordinator's. A replica tells what its parts have spent since it began; the record has what is new."""
+    """The coordinator's. A replica tells what its parts have spent since it began; the record has what is new.
+
+    Parts do not begin a batch at once, so one of a part's times may be less than it was: the record's is below 0 then,
+    and the sums are right.
+    """
 
     def __init__(self, host: Host, recorder: CoordinatorHost, job: Job) -> None:
         """`host` is the recorder, or one around it."""
@@ -39,7 +43,7 @@ class PartsHost(HostAround):
     def _add(self, node: Node, stats: Stats) -> None:
         before = self._told.get(node, (0.0,) * len(stats.inside))
         self._told[node] = stats.inside
-        new = [max(0.0, now - then) for now, then in zip(stats.inside, before)]
+        new = [now - then for now, then in zip(stats.inside, before)]
         for part, at in enumerate(range(0, len(new) - EACH + 1, EACH)):
             compute_s, wait_s, bubble_s, _ = new[at : at + EACH]
             memory = int(stats.inside[at + EACH - 1])
