@@ -17,12 +17,12 @@ test: $(READY)  ## lint, types, and every promise of the README: 5 minutes
 promises: $(READY)  ## every promise of the README alone; much of what tests take is waiting, so three go at once
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-deep: $(READY)  ## sweeps, random worlds and random faults, with the day's seeds: half an hour
-	$(BIN)/python -m pytest --deep -n 2 --dist worksteal
-	$(BIN)/python -m squall.sim.proof.soak --count 2000 --first $(shell date +%y%m%d)0000
-	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000 --answers
-	$(BIN)/python -m squall.sim.proof.soak --count 500 --first $(shell date +%y%m%d)0000 --copies
-	$(BIN)/python -m squall.sim.proof.soak --count 500 --first $(shell date +%y%m%d)0000 --deputies
+deep: $(READY)  ## what make test leaves out: whole sweeps, random worlds and faults with the day's seeds; half an hour
+	$(BIN)/python -m pytest --deep --no-repeats -n 2 --dist worksteal
+	$(BIN)/python -m squall.sim.proof.soak --count 1000 --first $(shell date +%y%m%d)0000
+	$(BIN)/python -m squall.sim.proof.soak --count 500 --first $(shell date +%y%m%d)0000 --answers
+	$(BIN)/python -m squall.sim.proof.soak --count 250 --first $(shell date +%y%m%d)0000 --copies
+	$(BIN)/python -m squall.sim.proof.soak --count 250 --first $(shell date +%y%m%d)0000 --deputies
 	$(BIN)/python -m tests.chaos --faults 30
 
 check: $(READY)  ## lint and types alone

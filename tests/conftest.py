@@ -29,6 +29,7 @@ MEMORY = Path("/dev/shm")  # a disk would be waited for more than anything else:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="try sweeps whole, with the day's seeds (make deep)")
+    parser.addoption("--no-repeats", action="store_true", help="leave out what --deep tries no deeper than make test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,8 +57,19 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not deep.wanted:
         left_out = [item for item in items if item.get_closest_marker("deep")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    elif config.getoption("no_repeats"):
+        left_out = [item for item in items if _as_ever(item)]
+    else:
+        return
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _as_ever(item: pytest.Item) -> bool:
+    """Its module does not know `tests.deep`, and it has no more examples with `--deep`."""
+    assert isinstance(item, pytest.Function)
+    knows = any(known is deep for known in vars(item.module).values())
+    return not knows and not hypothesis.is_hypothesis_test(item.obj)
 
 
 @pytest.fixture

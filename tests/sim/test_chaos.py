@@ -33,13 +33,10 @@ from squall.strategies import SingleProcess
 from squall.strategies.work import Loop
 from tests import deep
 
-WORLDS = 500 if deep.wanted else 60  # `make deep` runs 2,000 more, of the day
+WORLDS = 60  # `make deep` runs 1,000 more, of the day
 QUIET = dataclasses.replace(
     chaos(0), faults=(), machines=1, strategy="downpour", replicas=2, shards=2, paces=(0.01, 0.01)
 )
-
-
-pytestmark = pytest.mark.timeout(600)  # the day's worlds may be long
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def found() -> list[soak.WorldVerdict]:
     return list(soak.soak(WORLDS))
 
 
-def test_every_invariant_holds_in_a_few_hundred_worlds(found: list[soak.WorldVerdict]) -> None:
+def test_every_invariant_holds_in_some_worlds(found: list[soak.WorldVerdict]) -> None:
     broken = next((each for each in found if each.error), None)
     if broken is not None:
         pytest.fail(report(broken))
