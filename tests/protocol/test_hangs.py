@@ -47,6 +47,13 @@ def still(node: Node, work: Work = "step", state: State = "runs", moved: float =
     return lambda at: Sight(node, moved, work, moved, state)
 
 
+def behind_steps(*nodes: Node) -> Looks:
+    """They have shown how long they take."""
+    looks = Looks()
+    assert not looks.pass_time(1, *(steady(node, 0.1) for node in nodes))
+    return looks
+
+
 def test_a_step_in_which_the_machine_slept_has_not_taken_so_long() -> None:
     """It may be over before the nursery looks again."""
     looks = Looks()
@@ -102,8 +109,17 @@ def test_who_is_stopped_is_killed_whatever_it_does(work: Work) -> None:
     assert found.why == "it hung: it was stopped for 8 s, and was killed"
 
 
+def test_a_step_over_which_the_nursery_stood_still_tells_nothing_of_others() -> None:
+    looks, step = Looks(), still(REPLICA, moved=FIRST_STEPS)
+    for after_s in (LOOK_S, 10 * AFTER_S, LOOK_S):
+        assert not looks.look([step(0)], after_s)
+    following = still(REPLICA, moved=FIRST_STEPS + 1)
+    assert not looks.pass_time(FIRST_S, following)
+    assert looks.pass_time(1, following)
+
+
 def test_who_is_stopped_for_a_while_has_his_time_afterwards() -> None:
-    looks = Looks()
+    looks = behind_steps(REPLICA)
     for _ in range(5):
         assert not looks.pass_time(AFTER_S - 1, still(REPLICA, state="stopped"))
         assert not looks.pass_time(1, still(REPLICA))
@@ -111,7 +127,7 @@ def test_who_is_stopped_for_a_while_has_his_time_afterwards() -> None:
 
 
 def test_a_debugger_may_hold_it_for_ever() -> None:
-    looks = Looks()
+    looks = behind_steps(REPLICA)
     assert not looks.pass_time(FIRST_S, still(REPLICA, state="traced"))
     assert not looks.pass_time(AFTER_S - LOOK_S, still(REPLICA))
 
@@ -124,7 +140,7 @@ def test_who_waits_for_a_disk_is_told_of_once_and_lives() -> None:
 
 
 def test_who_stood_still_itself_does_not_hold_that_time_against_others() -> None:
-    looks = Looks()
+    looks = behind_steps(REPLICA, OTHER)
     here = [still(REPLICA)(0), still(OTHER, state="stopped")(0)]
     for _ in range(3):
         assert not looks.look(here)
@@ -136,7 +152,7 @@ def test_who_stood_still_itself_does_not_hold_that_time_against_others() -> None
 def test_the_next_in_its_place_is_given_twice_the_time() -> None:
     looks = Looks()
     for times in (1, 2, 4):
-        looks.look([steady(REPLICA, 0.1)(0)])
+        assert not looks.pass_time(1, steady(REPLICA, 0.1))
         assert not looks.pass_time(times * AFTER_S - LOOK_S, still(REPLICA, moved=20))
         assert looks.pass_time(1, still(REPLICA, moved=20))
         looks.hangs.ended(REPLICA)

@@ -3,7 +3,7 @@
 A process that waits for others never hangs, however long it waits: whom it waits for may. One that is stopped
 (SIGSTOP) says nothing whatever it does. One that a debugger holds, or that waits for a disk, is not to be killed: the
 one is looked at, and the other could not end before the disk answers, and then it need not. The time in which the
-nursery stood still itself is held against nobody.
+nursery stood still itself is held against nobody, and a step over which it did so tells nothing of what steps take.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class _Seen:
     sight: Sight
     at: float  # when it moved last; the time that does not count is added
     since: float  # when it came into its state
+    whole: bool  # what it does is seen from its beginning on, at every look
 
 
 class Hangs:
@@ -89,22 +90,23 @@ class Hangs:
 
     def _see(self, before: _Seen | None, sight: Sight, now: float, passed: float, absent: bool) -> _Seen:
         if before is None:
-            return _Seen(sight, now, now)
-        at, since, then = before.at, before.since, before.sight
+            return _Seen(sight, now, now, whole=False)
+        at, since, then, whole = before.at, before.since, before.sight, before.whole and not absent
         if (sight.moved, sight.work) != (then.moved, then.work):
             if then.work == "step":
-                slot, took_s = _slot(sight.node), now - at - passed * absent
-                self._usual[slot] = max(took_s, DECAY * self._usual.get(slot, 0.0))
+                slot = _slot(sight.node)
+                if whole:
+                    self._usual[slot] = max(now - at, DECAY * self._usual.get(slot, 0.0))
                 if sight.steps > FORGIVEN:
                     self._patience.pop(slot, None)
-            at = now
+            at, whole = now, not absent
         elif absent or sight.state != "runs":
             at += passed
         if sight.state != then.state:
             since = now
         elif absent:
             since += passed
-        return _Seen(sight, at, since)
+        return _Seen(sight, at, since, whole)
 
     def _judge(self, seen: _Seen, now: float, passed: float, after_s: float) -> list[Hung | Stuck]:
         sight, in_state_s, still_s = seen.sight, now - seen.since, now - seen.at
@@ -117,7 +119,7 @@ class Hangs:
             case "runs" if sight.work != "none":
                 usual_s = self._usual.get(slot, 0.0)
                 limit_s = max(after_s, TIMES * usual_s) * self._patience.get(slot, 1.0)
-                first = sight.work == "other" or sight.steps <= FIRST_STEPS
+                first = sight.work == "other" or sight.steps <= FIRST_STEPS or slot not in self._usual
                 if still_s >= (max(limit_s, TIMES * after_s) if first else limit_s):
                     self._patience[slot] = 2 * self._patience.get(slot, 1.0)
                     usual = f", and usually takes {usual_s:.2g} s at most" if usual_s else ""

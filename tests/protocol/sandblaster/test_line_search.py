@@ -91,6 +91,20 @@ def test_where_nothing_decreases_there_is_no_step(kind: str) -> None:
         assert len(tried) <= 2 * TRIES
 
 
+def test_a_loss_that_is_no_number_when_it_is_computed_once_more_is_no_step() -> None:
+    """As where it draws random numbers. What is tried last is what would be taken."""
+    seen: set[float] = set()
+
+    def jumps(x: float) -> tuple[float, float]:
+        again = x in seen
+        seen.add(x)
+        return (math.inf, math.inf) if again else (abs(x - 0.7), -1.0 if x < 0.7 else 1.0)
+
+    step, tried = search("strong_wolfe", jumps)
+    assert step is None
+    assert tried[-1] in tried[:-1]
+
+
 def test_at_the_limit_of_rounding_slopes_decide() -> None:
     """The loss cannot tell two steps apart any more: it is the same everywhere, to float32's digits."""
     step, tried = search("strong_wolfe", lambda x: (1.0 + 5e-8 * math.sin(1e6 * x), 1e-9 * (x - 1.0)))

@@ -72,8 +72,8 @@ def _zoom(start: _Point, low: _Point, high: _Point) -> Search:
         low = point
     if low.step == 0:
         return None
-    yield low.step  # once more, because the step that is taken is the one tried last
-    return low.step
+    loss, _ = yield low.step  # once more, because the step that is taken is the one tried last
+    return low.step if math.isfinite(loss) else None  # a loss that draws numbers may differ
 
 
 def armijo(loss: float, slope: float, step: float) -> Search:

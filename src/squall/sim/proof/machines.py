@@ -132,6 +132,8 @@ class WorldMachines:
                 self._leave.add(machine)
                 self._world.post(Node("nursery", machine), LeaveRequested("its user wants it back"))
             case MachineComes(_, machine, room):
+                if self._deputy:  # it may be the last one
+                    room = max(room, self._parts)
                 self.rooms[machine] = room
                 self._add_nursery(machine)
                 self._world.post(self.home, MachineJoined(machine, room))
