@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -83,13 +83,30 @@ def setting(name: str, value: float) -> Patch:
     return lambda patch: patch.setattr(hangs, name, value)
 
 
+def as_any_step(patch: pytest.MonkeyPatch) -> None:
+    """The first steps are, also where nobody has seen one whole."""
+
+    def look(original: Any, watch: Hangs, sights: Sequence[Sight], *given: Any) -> Any:
+        for sight in sights:
+            watch._usual.setdefault((sight.node.role, sight.node.index), 0.0)
+        return original(watch, sights, *given)
+
+    setting("FIRST_STEPS", 0)(patch)
+    wrapped(Hangs, "look", look)(patch)
+
+
+def whole(original: Any, watch: Hangs, *given: Any) -> Any:
+    """Whoever looked away meanwhile."""
+    return dataclasses.replace(original(watch, *given), whole=True)
+
+
 PLANTED: dict[str, Planted] = {
     "nobody is killed": Planted(wrapped(Hangs, "look", lambda *given: []), 10, "I22"),
     "who waits for others is taken for one that hangs": Planted(
         wrapped(Hangs, "look", changed(work="step")), 10, "I22"),
     "who is stopped is not": Planted(wrapped(Hangs, "look", changed(state="runs")), 10, "I22"),
     "what a process usually takes does not count": Planted(setting("TIMES", 1.0), 30, "I22"),
-    "the first steps have no more time than others": Planted(setting("FIRST_STEPS", 0), 30, "I22"),
+    "the first steps have no more time than others": Planted(as_any_step, 30, "I22"),
     "who hung is not missed": Planted(wrapped(MachineStaffing, "_on_nursery", unnoticed), 10, "I5"),
 }  # fmt: skip
 
@@ -101,3 +118,7 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_sleep_that_is_held_against_others_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     catch(Planted(setting("ABSENT_S", 1e9), 1, "I22"), monkeypatch, [ASLEEP])
+
+
+def test_a_step_of_which_a_part_was_missed_and_that_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(Planted(wrapped(Hangs, "_see", whole), 1, "I22"), monkeypatch, [chaos(2808029852)])
