@@ -115,13 +115,16 @@ def test_what_is_repeated_is_said_and_without_a_snapshot_it_is_all(unsaved: Star
 def test_who_dies_again_and_again_without_a_snapshot_ends_the_run(tmp_path: Path) -> None:
     name = tmp_path / f"run-{uuid4().hex[:8]}"
     run = Started.train(name, "--epochs", "100000", "--snapshot-every-s", "1000", "--restarts", "1")
+
+    def killed() -> bool:  # again, if a busy machine has made a snapshot in between
+        send([pid for role, pid in run.processes().items() if role == "nursery"], signal.SIGKILL)
+        return run.process.poll() is not None
+
     for _ in training(run):
-        killed = run.kill("nursery")
-        wait_for(lambda before=killed: run.processes().get("nursery", before) != before, START_S, "another nursery")
-        run.kill("nursery")
+        wait_for(killed, START_S, "the end")
         status, _, err = run.finish()
         assert status == 1
-        assert "it had been started again once, without a new snapshot\ngo on from the beginning" in err
+        assert re.search(r"started again once, without a new snapshot\ngo on from (the beginning|snapshot)", err), err
 
 
 def test_a_nursery_that_is_killed_as_it_starts_is_started_again(tmp_path: Path) -> None:
