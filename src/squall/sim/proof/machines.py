@@ -211,9 +211,12 @@ class WorldMachines:
 
     @property
     def stay(self) -> dict[int, int]:
-        """Machines that a run which moves goes on with, and their room."""
+        """Machines that a run which moves goes on with, and their room; none where not the first one leads any more.
+
+        Who has its new directory resumes it there, which is another run with as many machines as at first.
+        """
         out = self.gone | self._leave | self.books.died.keys()
-        return {machine: room for machine, room in self.rooms.items() if machine not in out}
+        return {m: room for m, room in self.rooms.items() if m not in out and NURSERY.index not in out}
 
     def outlive(self, healed_s: float) -> None:
         """The coordinator has ended, and nobody is left to tell machines that were replaced: they end by themselves."""

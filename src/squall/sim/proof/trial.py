@@ -102,8 +102,8 @@ class Trial:
                 self.run.finished(self.lives, spoilt=self.happened["Spoil"] + self.happened["Rot"] > 0)
                 return self
             self.run.over()
-            moves = end is not None and end.status == "moved" and self._machines.stay
-            self._rooms = without(self._machines.stay, self.chaos) if moves else self.chaos.rooms
+            stay = self._machines.stay if end is not None and end.status == "moved" else None
+            self._rooms = without(stay, self.chaos) if stay else self.chaos.rooms
             self._lived_s += self.world.now
 
     # ------------------------------------------------------------ a life
