@@ -14,7 +14,7 @@ from squall.parts.far_columns import PLACE_BYTES, FarColumns, read_place, writte
 from squall.parts.neighbours import Neighbours
 from squall.protocol.collective.messages import Place
 from squall.transports.mesh import MeshBroken
-from tests.runtime.test_far_group import SOON_S, Members, two  # noqa: F401
+from tests.runtime.test_mesh_group import SOON_S, Members, two  # noqa: F401
 
 
 def test_a_place_is_read_as_it_was_written() -> None:

@@ -23,11 +23,11 @@ from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember
 from squall.runtime.collective.showing import ShowingHost
 from squall.runtime.driver import Host
-from squall.runtime.far_group import FarGroup
 from squall.runtime.job import Job, private_job
+from squall.runtime.mesh_group import MeshGroup
 from squall.runtime.pieces import Pieces
 from squall.runtime.places import Places, state_bytes_at_most
-from tests.runtime.test_far_group import SOON_S, Members
+from tests.runtime.test_mesh_group import SOON_S, Members
 from tests.tasks import LOCAL, regression
 
 SOURCE, RECEIVER = replica_node(0, 0), replica_node(1, 0)
@@ -38,10 +38,10 @@ Lie = Callable[[dict[str, Tensor]], bytes]
 class At:
     """Where a member meets its fellows: they are there."""
 
-    def __init__(self, group: FarGroup) -> None:
+    def __init__(self, group: MeshGroup) -> None:
         self._group = group
 
-    def form(self, effect: JoinGroup, own: int) -> FarGroup:
+    def form(self, effect: JoinGroup, own: int) -> MeshGroup:
         return self._group
 
     def cut(self) -> None: ...

@@ -21,11 +21,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from squall.runtime import groups
-from squall.runtime.groups import FORM_WITHIN_S, Group
+from squall.runtime.groups import Group
+from squall.transports.near_meeting import COME_WITHIN_S
 from tests import deep
 from tests.launchers.processes import wait_for
 
-SOON_S = FORM_WITHIN_S / 2  # sooner than by a timeout
+SOON_S = COME_WITHIN_S / 2  # sooner than by a timeout
 
 
 class Member:
@@ -207,7 +208,7 @@ def test_a_member_may_take_longer_for_its_part_than_for_coming(members: Callable
     waits = ("sum", 10), ("send", 1), ("receive", 1)
     for (one, _), what in zip(pairs, waits):
         one.tell(*what)
-    assert not pairs[0][0].ready(FORM_WITHIN_S + 0.5)
+    assert not pairs[0][0].ready(COME_WITHIN_S + 0.5)
     for (_, other), what in zip(pairs, (("sum", 10), ("receive", 0), ("send", 0))):
         other.tell(*what)
     assert [[member.answer() for member in pair] for pair in pairs] == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
@@ -229,7 +230,7 @@ def test_nobody_goes_on_with_a_group_that_another_member_has_left(
 def test_a_member_that_lives_and_does_not_come_is_waited_for_so_long(members: Callable[[int], list[Member]]) -> None:
     one, other = members(2)
     one.tell("form", "first", [one.pid, other.pid])
-    assert not one.ready(FORM_WITHIN_S / 2)
+    assert not one.ready(COME_WITHIN_S / 2)
     assert "a member has not come to the group" in one.answer()
     formed([one, other], "second")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import get_context
@@ -26,7 +25,10 @@ from squall.runtime.collective.member import Member
 from squall.runtime.collective.process import GroupedMember, import_beforehand
 from squall.runtime.collective.shares import ShareLost, bounds_of, givers, held_by, runs
 from squall.runtime.job import private_job
+from squall.transports.mesh import MeshBroken
+from squall.transports.near_meeting import COME_WITHIN_S
 from squall.vector import Layout
+from tests.launchers.processes import wait_for
 from tests.tasks import LOCAL, regression
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
@@ -82,7 +84,7 @@ class _Work:
         strategy = squall.AllReduce(replicas=3, optimizer=optimizer, shard_optimizer=True)
         plan = make_plan(strategy, LOCAL)
         task, layout = build_checked(regression(deep, examples=96, batch_size=8, clip_norm=0.5), plan, strategy)
-        self._index = index
+        self._index, self._directory = index, directory
         self._member = Member(private_job(plan, strategy, task, layout, directory), index)
         self._holding = Holding(self._member)
         node = replica_node(index, 0)
@@ -94,17 +96,21 @@ class _Work:
         return _told(self._grouped.join(JoinGroup(number, nodes, replica_node(source, 0), transfer=True, clock=clock)))
 
     def step(self, clock: int, breaks: bool) -> tuple[str, object]:
-        """`breaks`: the connections do, before the gradients have come."""
+        """`breaks`: the connections do, before the gradients have come, and when another member has made the step."""
+        made = self._directory / f"made-{clock}"
         if breaks:
-            self._member.look = self._break  # type: ignore[method-assign]
+            self._member.look = partial(self._break, made)  # type: ignore[method-assign]
         start = 24 * (clock - 1) + 8 * self._index
-        return _told(self._grouped.step(Step(clock, 0, start, start + 8, 24)))
+        told = _told(self._grouped.step(Step(clock, 0, start, start + 8, 24)))
+        made.touch()
+        return told
 
-    def _break(self) -> bool:
+    def _break(self, made: Path) -> bool:
+        wait_for(made.exists, COME_WITHIN_S, "another member to make the step")
         del self._member.look
         for parameter in self._member.parameters:
             parameter.grad = torch.full_like(parameter, 1e9)
-        raise RuntimeError("gloo: connection reset")
+        raise MeshBroken("replica-1 has ended its connection")
 
     def gather(self, clock: int) -> tuple[str, object]:
         return _told(self._grouped.gather(Gather(clock)))
@@ -121,7 +127,6 @@ def _told(event: object) -> tuple[str, object]:
 
 
 def _serve(line: Connection, index: int, directory: Path) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     work = _Work(index, directory)
     while True:

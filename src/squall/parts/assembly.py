@@ -16,7 +16,7 @@ import msgspec
 
 from squall.protocol.messages import Address
 from squall.protocol.nursery_messages import PartPlace
-from squall.runtime.far_group import FarGroup
+from squall.runtime.mesh_group import MeshGroup
 from squall.runtime.site import Site
 from squall.transports.meeting import Guest, Meeting, Way
 from squall.transports.mesh import Mesh, MeshBroken
@@ -36,7 +36,7 @@ class Assembly:
         self._parts, self._own, self._news = parts, own, news
         self._until = time.monotonic() + MEET_WITHIN_S
 
-    def run(self) -> FarGroup:
+    def run(self) -> MeshGroup:
         """Raises `MeshBroken` where one does not come in time, or is gone."""
         first, count = self._parts[0], len(self._parts)
         if self._own == 0:
@@ -47,7 +47,7 @@ class Assembly:
             connections |= self._among_each_other(connections)
         names = [str(part.node) for part in self._parts]
         mesh = Mesh(connections, names, self._news)
-        return FarGroup(mesh, [part.node for part in self._parts], self._own, name=names[0])
+        return MeshGroup(mesh, [part.node for part in self._parts], self._own, name=names[0])
 
     def _among_each_other(self, connections: Mapping[int, socket]) -> dict[int, socket]:
         """The connections between those that are not the first."""

@@ -27,9 +27,9 @@ from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import NearFellows, in_a_line
 from squall.runtime.collective.member import Member
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Inside, scale
+from squall.runtime.mesh_group import MeshGroup
 from squall.vector import cut_of
 
 ELSEWHERE = "the group of another part of this replica is broken"
@@ -38,7 +38,7 @@ ELSEWHERE = "the group of another part of this replica is broken"
 class Columns(Protocol):
     """How a part meets those with its number, and agrees with its replica on what has come of it."""
 
-    def form(self, effect: JoinGroup, own: int) -> Group | FarGroup:
+    def form(self, effect: JoinGroup, own: int) -> Group | MeshGroup:
         """Where `own` is the replica's place among the members. Raises `RuntimeError` where one does not come."""
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class NearColumns:
         self._fellows = NearFellows(node, directory, device, row.part)
         row.agreed(0.0)
 
-    def form(self, effect: JoinGroup, own: int) -> Group:
+    def form(self, effect: JoinGroup, own: int) -> Group | MeshGroup:
         return self._fellows.form(effect, own)
 
     def begin(self) -> None: ...
@@ -87,7 +87,7 @@ class ColumnMember:
         self._row: Neighbours = inside.neighbours
         self._columns = columns
         self._row.later = True
-        self._column: Group | FarGroup | None = None
+        self._column: Group | MeshGroup | None = None
         self._number = 0
 
     # ------------------------------------------------------------ the group

@@ -22,8 +22,8 @@ from squall.protocol.effects import JoinGroup
 from squall.protocol.nodes import NURSERY, Node, is_address, part_nodes
 from squall.runtime.collective.meeting import FarFellows
 from squall.runtime.collective.member import Member
-from squall.runtime.far_group import FarGroup
 from squall.runtime.job import Job
+from squall.runtime.mesh_group import MeshGroup
 from squall.transports.mesh import MeshBroken
 from squall.transports.opening import listening
 
@@ -57,7 +57,7 @@ class FarColumns:
             places = [row.receive(torch.empty(PLACE_BYTES, dtype=torch.uint8), part) for part in range(1, row.parts)]
             self._others = torch.stack(places)  # [parts - 1, PLACE_BYTES]
 
-    def form(self, effect: JoinGroup, own: int) -> FarGroup:
+    def form(self, effect: JoinGroup, own: int) -> MeshGroup:
         told = torch.zeros(len(effect.members), self._row.parts - 1, PLACE_BYTES, dtype=torch.uint8)
         if self._row.part == SPEAKER:
             try:

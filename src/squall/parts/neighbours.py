@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from squall.parts.spent import NUMBERS, Spent
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.runtime.mesh_group import MeshGroup
 from squall.transports.mesh import MeshBroken
 
 SPEAKER = 0  # a pipeline's backward passes end at the first stage, so part 0 is the last to be done with a batch
@@ -41,7 +41,7 @@ class Neighbours:
     The group becomes torch's default one in this process, which DTensor and pipelining ask for.
     """
 
-    def __init__(self, group: Group | FarGroup, part: int, parts: int, tag: int = 0) -> None:
+    def __init__(self, group: Group | MeshGroup, part: int, parts: int, tag: int = 0) -> None:
         """`tag`: of the messages here, where others use the group as well."""
         self.part = part
         self.parts = parts

@@ -13,8 +13,8 @@ import select
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Lock, Thread
@@ -24,9 +24,9 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
-FORM_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long; and so for its word
+from squall.transports.near_meeting import COME_WITHIN_S, DIED, NOT_COME, ends_of
+
 LOOK_EVERY_S = 0.005  # whether all have said that they have it
-DIED, NOT_COME = "a member died while the group formed", "a member has not come to the group"
 FOR_EVER = timedelta(days=365)  # a member may take any time for a step
 
 
@@ -50,7 +50,7 @@ class Group:
             )  # fmt: skip
             return group
 
-        with _handles(members) as handles:
+        with ends_of(members) as handles:
             self.torch = _while_all_live(form, handles)
             c10d._world.pg_group_ranks[self.torch] = {rank: rank for rank in range(len(members))}
             self._sockets = [entry for entry in _sockets() if entry not in before]
@@ -79,21 +79,6 @@ class Group:
         dist.destroy_process_group(self.torch)
 
 
-@contextmanager
-def _handles(pids: Sequence[int]) -> Iterator[list[int]]:
-    """Descriptors that are readable when the process has ended."""
-    handles: list[int] = []
-    try:
-        for pid in pids:
-            handles.append(os.pidfd_open(pid))
-        yield handles
-    except ProcessLookupError as error:
-        raise RuntimeError("a member was gone before the group began to form") from error
-    finally:
-        for handle in handles:
-            os.close(handle)
-
-
 def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) -> ProcessGroup:
     """What `form` comes to. Raises `RuntimeError` as soon as one of the processes has ended, or where none comes."""
     over, ends = os.pipe()
@@ -117,7 +102,7 @@ def _while_all_live(form: Callable[[], ProcessGroup], handles: Sequence[int]) ->
     poll = select.poll()
     for handle in (over, *handles):
         poll.register(handle)
-    ready = {handle for handle, _ in poll.poll(FORM_WITHIN_S * 1000)}
+    ready = {handle for handle, _ in poll.poll(COME_WITHIN_S * 1000)}
     with lock:  # it may form at this moment
         left = not formed
     os.close(over)
@@ -137,7 +122,7 @@ def _wait_for(words: Sequence[Path], handles: Sequence[int]) -> None:
     while not all(word.exists() for word in words):
         if poll.poll(LOOK_EVERY_S * 1000):
             raise RuntimeError(DIED)
-        if time.monotonic() - began > FORM_WITHIN_S:
+        if time.monotonic() - began > COME_WITHIN_S:
             raise RuntimeError(NOT_COME)
 
 

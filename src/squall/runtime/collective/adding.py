@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from squall.runtime.collective.meeting import in_a_line, lost
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.runtime.mesh_group import MeshGroup
 
 BUCKET = 25 << 18  # elements that are added up at once, while the next are on their way; 25 MiB, as torch has it
 
@@ -39,7 +39,7 @@ class Sum:
                 torch.mul(gradient, share, out=place)
 
 
-def add_up(group: Group | FarGroup | None, *tensors: Tensor) -> str:
+def add_up(group: Group | MeshGroup | None, *tensors: Tensor) -> str:
     """Over all members; why the group is broken, if it is."""
     if group is None or len(group.members) == 1:
         return ""

@@ -14,8 +14,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from squall.runtime.collective.member import Member
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.runtime.mesh_group import MeshGroup
 from squall.runtime.places import state_bytes_at_most
 from squall.runtime.states import SETTINGS, STATE
 from squall.transports.mesh import MeshBroken
@@ -24,7 +24,7 @@ TOLD = 200  # characters of what another one has named
 
 
 def broadcast_state(
-    group: Group | FarGroup, source: int, given: dict[str, Tensor] | None, member: Member, whole: bool = False
+    group: Group | MeshGroup, source: int, given: dict[str, Tensor] | None, member: Member, whole: bool = False
 ) -> dict[str, Tensor]:  # fmt: skip
     """What the member in place `source` gives; all others give None. The tensors are on the CPU.
 

@@ -24,9 +24,9 @@ from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.meeting import Fellows, fellows_of, in_a_line
 from squall.runtime.collective.member import Member
 from squall.runtime.compute import all_finite
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.job import Job
+from squall.runtime.mesh_group import MeshGroup
 
 
 class Stepped(NamedTuple):
@@ -46,7 +46,7 @@ class LoopMember:
         self.member = member
         self.stepped: Stepped | None = None  # on the batch of the step that comes
         self._node, self._fellows = node, fellows
-        self._group: Group | FarGroup | None = None
+        self._group: Group | MeshGroup | None = None
         self._number = 0
 
     @classmethod
@@ -77,8 +77,6 @@ class LoopMember:
 
     def cut(self) -> None:
         self._fellows.cut()
-        if isinstance(group := self._group, Group):
-            group.cut()
 
     def leave(self) -> None:
         for parameter in self.member.parameters:

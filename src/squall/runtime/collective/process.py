@@ -21,9 +21,9 @@ from squall.runtime.collective.meeting import Fellows, in_a_line, lost
 from squall.runtime.collective.member import Member
 from squall.runtime.collective.shares import ShareLost
 from squall.runtime.collective.sharing import Sharing
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
 from squall.runtime.inside import Alone
+from squall.runtime.mesh_group import MeshGroup
 from squall.task import Batch, Task
 
 
@@ -57,7 +57,7 @@ class GroupedMember:
         self._sharing: Sharing | None = None  # of the group's state, where it is divided
         self._node = node
         self._fellows = fellows
-        self._group: Group | FarGroup | None = None
+        self._group: Group | MeshGroup | None = None
         self._number = 0
         self._wrapped: DistributedDataParallel | None = None
         assert isinstance(member.backward.inside, Alone)

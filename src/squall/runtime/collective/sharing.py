@@ -12,14 +12,14 @@ from torch import Tensor
 from squall.runtime.collective.given import broadcast_state
 from squall.runtime.collective.holding import Holding
 from squall.runtime.collective.shares import givers, runs
-from squall.runtime.far_group import FarGroup
 from squall.runtime.groups import Group
+from squall.runtime.mesh_group import MeshGroup
 
 
 class Sharing:
     """Raises `ShareLost` where nobody has some of the state, and `RuntimeError` where the group has broken."""
 
-    def __init__(self, holding: Holding, group: Group | FarGroup, source: int, clock: int) -> None:
+    def __init__(self, holding: Holding, group: Group | MeshGroup, source: int, clock: int) -> None:
         """Those who are one step behind make it, with the gradients of `source`, which is at round `clock`."""
         self._holding, self._group, self._source, self._clock = holding, group, source, clock
         member = holding.member

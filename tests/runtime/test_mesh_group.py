@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from squall.protocol.nodes import replica_node
 from squall.runtime.collective.meeting import lost
-from squall.runtime.far_group import FarGroup
+from squall.runtime.mesh_group import MeshGroup
 from squall.transports.mesh import Mesh, MeshBroken
 
 SOON_S = 30.0
@@ -32,7 +32,7 @@ class Members:
             connection.setblocking(False)
         names = [str(node) for node in nodes]
         machines = [place % 2 for place in range(count)]
-        self.groups = [FarGroup(Mesh(own, names), nodes, place, machines) for place, own in enumerate(ends)]
+        self.groups = [MeshGroup(Mesh(own, names), nodes, place, machines) for place, own in enumerate(ends)]
         self._pool = ThreadPoolExecutor(count)
 
     def all(self, work: Callable[[dist.ProcessGroup, int], Any]) -> list[Any]:

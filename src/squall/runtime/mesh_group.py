@@ -23,7 +23,7 @@ from squall.runtime.ring import Ring
 from squall.transports.mesh import Mesh, Steps
 
 
-class FarGroup:
+class MeshGroup:
     """Of this process and others, which have met (`transports.meeting`)."""
 
     def __init__(
