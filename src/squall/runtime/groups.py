@@ -1,9 +1,10 @@
-"""torch's process groups between processes that have agreed on who belongs to one; a group ends when one of them dies.
+"""torch's process groups: of the parts of a replica, which end together, and of replicas on GPUs.
 
 Gloo tells of a death only those who wait for the dead process itself; others wait for each other until a timeout. So
-whoever has the error shuts all of the group's connections (`Group.cut`), and whoever waits for him has it next. While
-a group forms, Gloo waits for a dead process, too: it does so in a thread, which is left alone then, with connections
-that nobody shuts. So nobody goes on with a group that others may have left like that: all say that they have it, first.
+whoever has the error shuts all of the group's connections (`Group.cut`), and most who wait for him have it next: who is
+sending has not, nor has what waits behind an operation that has failed (in `runtime/mesh_group.py` all have). While a
+group forms, Gloo waits for a dead process, too: it does so in a thread, which is left alone then, with connections that
+nobody shuts. So nobody goes on with a group that others may have left like that: all say that they have it, first.
 """
 
 from __future__ import annotations

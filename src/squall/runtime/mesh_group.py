@@ -1,7 +1,7 @@
-"""A process group between machines: torch's collectives over the connections of a mesh, encrypted as all others are.
+"""A process group: torch's collectives over the connections of a mesh, within a machine or between several.
 
-Gloo speaks in plain text with whoever calls. Here every connection proves a name, so that `DistributedDataParallel`,
-`ZeroRedundancyOptimizer` and what sends and receives may be used between machines. Sums alone are formed.
+`DistributedDataParallel`, `ZeroRedundancyOptimizer` and what sends and receives find no difference to torch's Gloo. But
+whoever waits when a member is gone has an error at once, and nobody speaks with a stranger. Sums alone are formed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class AllReduce(Strategy):
     """Every update is the mean gradient of one batch from each replica, and every replica makes it itself.
 
     The same updates as `Synchronous`: w <- w - lr * (1/N) sum_i g_i(w). The sum is formed by torch's
-    DistributedDataParallel while gradients are computed, over Gloo (or NCCL, untried). A script's loop computes them
+    DistributedDataParallel while gradients are computed (on GPUs over NCCL or Gloo). A script's loop computes them
     itself, so there it is formed behind the loop's step. Where replicas have several parts, each part sums what is its
     own with the same part of the others, and steps on it. A replica that dies costs the others less than a second: they
     form a group without it and go on from the newest step that one of them has made; a replacement gets its weights
