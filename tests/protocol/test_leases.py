@@ -3,6 +3,7 @@
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -11,7 +12,8 @@ from squall.protocol.check import check
 from squall.protocol.effects import Cause
 from squall.protocol.leases import Leases, Limits
 from squall.protocol.ledger import Range
-from squall.protocol.messages import Lease
+from squall.protocol.losses import Losses
+from squall.protocol.messages import Cover, Lease
 from squall.protocol.nodes import Node
 
 A, B, C = HOLDERS = [Node("replica", i) for i in range(3)]
@@ -238,9 +240,9 @@ def test_what_is_granted_and_trained_while_a_snapshot_is_taken_is_not_dealt_agai
     state = leases.state()
     later = [leases.take(B, 4, 0.0) for _ in range(2)]  # [8, 20), and [0, 16) of the next epoch
     assert [lease.stop for lease in later if lease is not None] == [20, 16]
-    progress = {str(first.id): 4, "1": 16, "2": 4}
-    extended = leases.extended(state, progress)
-    again = Leases.restore(extended, [(int(lease), upto) for lease, upto in progress.items()], 4, Limits(epochs=3))
+    extended, progress = leases.extended(state, [{first.id: 8, 1: 20, 2: 4}, {first.id: 4, 1: 16, 2: 8}])
+    assert progress == {first.id: 4, 1: 16, 2: 4}
+    again = Leases.restore(extended, list(progress.items()), 4, Limits(epochs=3))
     check(again)
     assert again.trained == 4 + 8 + 4
     assert again.returned == [Range(0, 4, 8), Range(0, 16, 20), Range(1, 4, 16)]
@@ -257,9 +259,8 @@ def test_what_came_back_and_was_granted_again_while_a_snapshot_is_taken_counts_o
     leases.done(0, 4, A)  # what it had trained when it died, as the shards say
     leases.give_back(A)
     leases.take(B, 2, 0.0)  # [4, 12)
-    progress = {"0": 4, "1": 8}
-    extended = leases.extended(state, progress)
-    again = Leases.restore(extended, [(0, 4), (1, 8)], 4, Limits(epochs=1))
+    extended, progress = leases.extended(state, [{0: 4, 1: 8}])
+    again = Leases.restore(extended, list(progress.items()), 4, Limits(epochs=1))
     check(again)
     assert (again.trained, again.returned) == (8, [Range(0, 8, 16)])
 
@@ -269,4 +270,24 @@ def test_a_ledger_that_no_later_lease_concerns_stays_as_it_was() -> None:
     leases.take(A, 2, 0.0)
     state = leases.state()
     leases.take(B, 2, 0.0)
-    assert leases.extended(state, {"0": 4}) is state
+    assert leases.extended(state, [{0: 4}])[0] is state
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_shards_have_trained_and_forgotten_while_a_snapshot_is_taken_is_not_dealt_again(lost: bool) -> None:
+    """They remember the newest leases of each holder. What one has lost may be in its file, and is dealt again."""
+    leases = Leases(24, 4, Limits(epochs=1))
+    leases.losses = Losses(2)
+    leases.take(A, 1, 0.0)
+    state = leases.state()
+    for holder in (A, B, A, A, B):
+        leases.take(holder, 1, 0.0)
+    for lease in (0, 1, 3):
+        leases.done(lease, 4 * lease + 4, A)
+    if lost:
+        leases.lose(0, [Cover(1, 8)])
+    extended, progress = leases.extended(state, [{3: 16, 4: 18}, {4: 20}])
+    assert progress == {0: 4, **({} if lost else {1: 8}), 3: 16, 4: 18}
+    again = Leases.restore(extended, list(progress.items()), 4, Limits(epochs=1))
+    check(again)
+    assert again.returned == [Range(0, 4 if lost else 8, 12), Range(0, 18, 24)]

@@ -127,7 +127,7 @@ def test_leases_that_a_snapshot_knows_have_numbers_of_their_own() -> None:
         state = leases.state()
         lease = leases.take(node, 1, 0.0)
         assert lease is not None
-        state = leases.extended(state, {str(lease.id): lease.start + progress} if progress else {})
+        state, _ = leases.extended(state, [{lease.id: lease.start + progress} if progress else {}])
         again = Leases.restore(state, [], 10, Limits()).take(node, 1, 0.0)
         assert again is not None
         assert again.id == msgspec.convert(state, Ledger).dealt_upto == lease.id + (progress > 0)

@@ -18,6 +18,7 @@ from squall.protocol.machine_staffing import MachineStaffing
 from squall.protocol.nodes import COORDINATOR, Node
 from squall.protocol.nursery import NurseryMachine, Redirect
 from squall.protocol.nursery_messages import Leads, Placed, StartProcess
+from squall.protocol.since import Since
 from squall.sim.proof.backed import deputed
 from squall.sim.proof.soak import verdict
 from tests import deep
@@ -67,6 +68,12 @@ def counts_those_that_are_there(original: Any, staffing: DeputyStaffing, now: fl
         effects[effects.index(each)] = Send(each.to, Leads(len(staffing._placing.rooms)))
 
 
+def stays_on_one_that_leaves(original: Any, staffing: DeputyStaffing, now: float, effects: list[Effect]) -> None:
+    leaving, staffing._placing.leaving = staffing._placing.leaving, {}
+    original(staffing, now, effects)
+    staffing._placing.leaving.update(leaving)
+
+
 def loses_no_machine(
     original: Any, staffing: MachineStaffing, machine: int, why: str, *given: Any, **named: Any
 ) -> None:
@@ -110,6 +117,17 @@ FAULTS = {
 @pytest.mark.parametrize("name", deep.sweep(list(FAULTS), 1))
 def test_a_planted_fault_of_deputies_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catch(FAULTS[name], monkeypatch, map(deputed, itertools.count()))
+
+
+FOUND = {  # in soaks, each by the world that broke
+    2808096478: Planted(wrapped(DeputyStaffing, "_on_moved", stays_on_one_that_leaves), 1, "I5"),
+    2808094591: Planted(wrapped(Since, "filled", lambda original, since, covers, losses: covers), 1, "I4"),
+}
+
+
+@pytest.mark.parametrize("seed", deep.sweep(list(FOUND), 1))
+def test_what_a_soak_has_found_is_caught_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch(FOUND[seed], monkeypatch, [deputed(seed)])
 
 
 @deep.only

@@ -272,8 +272,9 @@ def ledger_of_the_end(original: Any, coordinator: Coordinator, *given: Any) -> N
     original(coordinator, *given)
 
 
-def leases_since_unknown(original: Any, leases: Leases, state: dict[str, object], progress: Any) -> dict[str, object]:
-    return state
+def leases_since_unknown(original: Any, leases: Leases, state: dict[str, object], covers: Any) -> tuple[Any, Any]:
+    _, progress = original(leases, state, covers)
+    return state, progress
 
 
 def departed_unknown(original: Any, shard: Shard, *given: Any) -> None:

@@ -24,7 +24,7 @@ from squall.protocol.deputies import Deputies
 from squall.protocol.effects import Cause, Effect, End, Forget, Send
 from squall.protocol.evaluations import Evaluations
 from squall.protocol.heartbeats import Heartbeats
-from squall.protocol.membership import Membership
+from squall.protocol.membership import Applied, Membership, common
 from squall.protocol.messages import Evaluated, SnapshotTaken, Stop
 from squall.protocol.nodes import COORDINATOR, Node, shard_nodes
 from squall.protocol.nursery import LEAVE_WITHIN_S
@@ -122,9 +122,9 @@ class Closing(ABC):
         if not self._snapshots.under_way:
             self._snapshots.take(self._holders, self._ledger(), effects)
 
-    def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
-        """An earlier ledger, with what the shards have of work that was given since."""
-        return ledger
+    def _extended(self, ledger: dict[str, object], covers: Sequence[Applied]) -> tuple[dict[str, object], Applied]:
+        """An earlier ledger, with what the shards have of work that was given since; and what all of them have."""
+        return ledger, common(covers, len(covers))
 
     # ------------------------------------------------------------ answers of evaluator and shards
 

@@ -82,6 +82,9 @@ class DeputyStaffing(MachineStaffing):
         self._evaluations.moved(effects)
         self._on_machine_lost(before, "the coordinator was there, and is heard no more", now, effects)
         self._lose(now, effects)
+        if self.home in self._placing.leaving:  # whoever wants it back wants the run to end, as on any that leads
+            del self._placing.leaving[self.home]
+            self._hurry(f"machine {self.home} leaves, where the coordinator is now", now, effects)
         if self.phase is Phase.RUNNING:
             effects.append(Send(Node("nursery", self.home), Leads(1 + max([self._newest, *self._lost_machines]))))
         if self._snapshots.under_way:

@@ -7,16 +7,18 @@ so every example of an epoch is trained, and only what was lost between a replic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from squall.protocol.effects import Cause
 from squall.protocol.ledger import Ledger, Range, gaps, size, without
 from squall.protocol.losses import Losses
+from squall.protocol.membership import Applied, common
 from squall.protocol.messages import Cover, Lease
 from squall.protocol.nodes import Node
 from squall.protocol.notes import LeaseEnded
+from squall.protocol.since import Held, Since
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -27,14 +29,6 @@ class Limits(msgspec.Struct, frozen=True):
 
     def within(self, epoch: int) -> bool:
         return self.epochs is None or epoch < self.epochs
-
-
-class _Held:
-    __slots__ = ("done", "granted_s", "holder", "lease")
-
-    def __init__(self, lease: Lease, holder: Node, now: float) -> None:
-        self.lease, self.holder, self.granted_s = lease, holder, now
-        self.done = lease.start  # examples before this are applied by all shards
 
 
 class Leases:
@@ -49,12 +43,12 @@ class Leases:
         self.cursor = 0  # examples of it that were dealt
         self.returned: list[Range] = []  # came back unfinished, sorted
         self._dropped_by: dict[Range, Node] = {}  # returned range -> its last holder, which was too slow for its round
-        self.held: dict[int, _Held] = {}
+        self.held: dict[int, Held] = {}
         self._held_of: dict[int, int] = {}  # epoch -> leases held
         self.trained = 0  # examples applied by all shards, repeats counted once
         self.quarantined: list[Range] = []  # batches that gave NaN or Inf twice, at least those of epochs under way
         self._next_id = 0
-        self._since: dict[int, _Held] | None = None  # leases granted since `state`, until `extended` or the next one
+        self._since: Since | None = None  # from `state` until `extended`, or the next one
         self._steps_dealt = 0  # fresh batches; what comes back is not counted twice
         self._epochs_told = 0  # that are done, by the last `epoch_ended`
         self.losses = Losses(0)  # of shards, where they go back to copies
@@ -76,9 +70,9 @@ class Leases:
             return None
         lease = Lease(self._next_id, *span)
         self._next_id += 1
-        held = self.held[lease.id] = _Held(lease, holder, now)
+        held = self.held[lease.id] = Held(lease, holder, now)
         if self._since is not None:
-            self._since[lease.id] = held
+            self._since.grant(held)
         self._held_of[lease.epoch] = self._held_of.get(lease.epoch, 0) + 1
         return lease
 
@@ -174,7 +168,7 @@ class Leases:
         self._put_back(at_once)
         return [*at_once, *later]
 
-    def _end(self, held: _Held) -> LeaseEnded:
+    def _end(self, held: Held) -> LeaseEnded:
         del self.held[held.lease.id]
         self._held_of[held.lease.epoch] -= 1
         if not self._held_of[held.lease.epoch]:
@@ -213,7 +207,7 @@ class Leases:
 
     def state(self) -> dict[str, object]:
         """The data position as plain values: `remaining` is what was dealt but not trained."""
-        self._since = {}
+        self._since = Since(self.held)
         remaining = [
             *self.returned,
             *(Range(h.lease.epoch, h.done, h.lease.stop) for h in self.held.values() if h.done < h.lease.stop),
@@ -227,22 +221,22 @@ class Leases:
             "steps": self._steps_dealt,
             "next_id": self._next_id,
             "remaining": [list(r) for r in sorted(remaining)],
-            "held": {str(h.lease.id): _held_state(h) for h in self.held.values()},
+            "held": {str(h.lease.id): h.state(h.done) for h in self.held.values()},
             "quarantined": [list(batch) for batch in self.quarantined if batch.epoch >= self.epochs_done()],
             "lost": {lease: list(map(list, spans)) for lease, spans in lost.items() if spans},
         }
 
-    def extended(self, state: dict[str, object], progress: Mapping[str, int]) -> dict[str, object]:
-        """`state()` of a moment ago, with those leases granted since of which a snapshot's files hold something."""
-        since = {}
-        for lease, held in (self._since or {}).items():
-            if str(lease) in progress:
-                epoch, start, _, stop, replica = _held_state(held)
-                since[str(lease)] = [epoch, start, start, stop, replica]  # nothing of it was trained then
-        self._since = None
-        if not since:
-            return state
-        return {**state, "since": since, "dealt": [self.epoch, self.cursor, self._steps_dealt, self._next_id]}
+    def extended(self, state: dict[str, object], covers: Sequence[Applied]) -> tuple[dict[str, object], Applied]:
+        """`state()` of a moment ago, with those leases granted since of which a snapshot's files hold something.
+
+        `covers`: what each shard remembers as it writes its file. Returns what all files have beyond the state as well.
+        """
+        since, self._since = self._since or Since({}), None
+        progress = common([since.filled(each, self.losses) for each in covers], len(covers))
+        if granted := since.granted(progress):
+            dealt = [self.epoch, self.cursor, self._steps_dealt, self._next_id]
+            state = {**state, "since": granted, "dealt": dealt}
+        return state, progress
 
     @classmethod
     def restore(
@@ -294,7 +288,3 @@ class Leases:
             left = [part for span in remaining for part in without(span, trained)]
             self.trained += sum(map(size, remaining)) - sum(map(size, left))
             remaining[:] = left
-
-
-def _held_state(held: _Held) -> list[int]:
-    return [held.lease.epoch, held.lease.start, held.done, held.lease.stop, held.holder.index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from squall.protocol import notes
 from squall.protocol.closing import Phase
@@ -129,8 +130,8 @@ class LoopCoordinator(Coordinator):
     def _ledger(self) -> dict[str, object]:
         return self.leases.state()
 
-    def _extended(self, ledger: dict[str, object], progress: dict[str, int]) -> dict[str, object]:
-        return self.leases.extended(ledger, progress)
+    def _extended(self, ledger: dict[str, object], covers: Sequence[Applied]) -> tuple[dict[str, object], Applied]:
+        return self.leases.extended(ledger, covers)
 
     # ------------------------------------------------------------ losses
 

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 
 from squall.protocol.effects import Effect, PublishSnapshot, Send
 from squall.protocol.machine import Refusal
-from squall.protocol.membership import common
+from squall.protocol.membership import Applied
 from squall.protocol.messages import SnapshotPiece, SnapshotTaken, TakeSnapshot
 from squall.protocol.nodes import Node
 from squall.protocol.notes import Remark, SnapshotAsked
 
 SILENT_S = 3.0  # of a shard whose file is on its way, before who is in a hurry gives it up
-Extend = Callable[[dict[str, object], dict[str, int]], dict[str, object]]
+Extend = Callable[[dict[str, object], Sequence[Applied]], tuple[dict[str, object], Applied]]
 
 
 class SnapshotRounds:
     """Asks every shard for its part; when all are on disk the snapshot is published with the ledger of the asking.
 
     The ledger is taken before the shards are asked, so everything that it calls trained is in their files. The shards
-    themselves tell what was trained in between (`progress`); where that was of leases granted later, those are added to
-    the ledger (`extended`). Nothing is lost, and nothing repeats that all files have.
+    themselves tell what was trained in between (`progress`), of the newest leases, and the coordinator knows of the
+    others; where that was of leases granted later, those are added to the ledger (`extended`). Nothing is lost, and
+    nothing repeats that all files have.
     """
 
     def __init__(self, newest: int, every_s: float | None = None, first_s: float = math.inf) -> None:
@@ -113,7 +114,7 @@ class SnapshotRounds:
     ) -> bool:
         """True when this was the last answer; the snapshot is then published, or its failure noted.
 
-        `extended` adds to the ledger the leases that are in the shards' progress alone.
+        `extended` adds to the ledger the leases that are in the shards' progress alone, and says what all files have.
         """
         if self._answers is None or message.number != self.newest or shard not in self._shards:
             return False
@@ -128,8 +129,8 @@ class SnapshotRounds:
         else:
             versions = tuple(answer.version for answer in answers)
             covers = [{cover.lease: cover.upto for cover in answer.progress} for answer in answers]
-            progress = {str(lease): upto for lease, upto in common(covers, len(covers)).items()}
-            ledger = extended(self._ledger, progress)
+            ledger, held = extended(self._ledger, covers)
+            progress = {str(lease): upto for lease, upto in held.items()}
             examples = tuple(answer.examples for answer in answers)
             checksums = tuple(answer.checksum for answer in answers)
             effects.append(PublishSnapshot(self.newest, ledger, versions, examples, progress, checksums, final))

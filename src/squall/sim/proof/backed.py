@@ -72,7 +72,10 @@ def backed(seed: int) -> Chaos:
 
 
 def deputed(seed: int) -> Chaos:
-    """World `seed` with copies, or one like it, on several machines, and with a deputy of the coordinator."""
+    """World `seed` with copies, or one like it, on several machines, and with a deputy of the coordinator.
+
+    No scripts, as they have no deputy: what they say goes through the first machine.
+    """
     chance, machines = random.Random(f"{seed} deputy"), random.Random(f"{seed} deputies").choice((2, 3, 3, 4))
     world = backed(seed)
     machines = max(machines, world.machines)
@@ -81,7 +84,7 @@ def deputed(seed: int) -> Chaos:
     lie = random.Random(f"{seed} lie of a deputy")
     found += [Lie(lie.randrange(events), Role("deputy"))] if lie.random() < LIES else []
     faults = tuple(sorted((*world.faults, *found), key=lambda fault: getattr(fault, "at", 0)))
-    return dataclasses.replace(world, machines=machines, deputy=True, faults=faults)
+    return dataclasses.replace(world, machines=machines, scripted=False, deputy=True, faults=faults)
 
 
 def _of_the_coordinators_machine(chance: random.Random, machines: int, at: int) -> Fault:

@@ -131,7 +131,7 @@ class ShardPhantom(Phantom):
     def attach(self, payload: Payload) -> None:
         if payload.kind == "piece":
             number = payload.version
-            self.memory.write(payload, (number, payload.clock, self.files[number]))
+            self.memory.put(payload, (number, payload.clock, self.files[number]))
         if payload.kind not in ("weights", "trial"):
             return
         self.delivered(payload)
