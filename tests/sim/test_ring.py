@@ -63,7 +63,7 @@ def test_two_replicas_of_a_machine_take_what_was_measured() -> None:
 
 def test_more_replicas_than_cores_share_them_and_the_ring_carries_more() -> None:
     """Four on two cores: each computes for twice as long, and three halves of the bytes go through each."""
-    beyond_s = 2 * (2 * 0.5e-3 + 1.5 * (ROUND_S - 0.5e-3))
+    beyond_s = 2 * (0.5e-3 + 1.5 * (ROUND_S - 0.5e-3))
     assert round_of(4, Cluster(machines=(BOX,))) == pytest.approx(2 * 1.2 * STEP_S + beyond_s, rel=0.02)
 
 
