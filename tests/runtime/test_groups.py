@@ -186,11 +186,14 @@ def test_whoever_waits_for_a_dead_member_or_for_one_that_does_has_an_error_at_on
     assert told(survivors, "sum", 100_000) == [8.0] * 4
 
 
-def test_a_member_that_dies_before_all_are_there_is_not_waited_for(members: Callable[[int], list[Member]]) -> None:
+def test_a_member_that_dies_before_all_are_there_is_not_waited_for(
+    members: Callable[[int], list[Member]], tmp_path: Path
+) -> None:
     three = members(3)
     pids = [member.pid for member in three]
     began = time.monotonic()
     three[0].tell("form", "first", pids)
+    wait_for((tmp_path / "group-first").exists, SOON_S, "the group to begin to form")
     os.kill(pids[2], signal.SIGKILL)
     three[2].process.join()
     three[1].tell("form", "first", pids)

@@ -189,9 +189,9 @@ def _said(seconds: float) -> Moment:
 @pytest.mark.usefixtures("small")
 def test_where_replicas_form_no_group_all_else_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object, **named: object) -> None:
-        raise RuntimeError("no interface to listen on")
+        raise RuntimeError("nobody comes")
 
-    monkeypatch.setattr("squall.runtime.collective.meeting.Group", refused)
+    monkeypatch.setattr("squall.runtime.collective.meeting.meet", refused)
     machine = measure(regression(), seconds=0.3, busy=True).machine
     assert machine.reduce == ()
     assert machine.exchange

@@ -78,6 +78,12 @@ def test_who_lives_and_does_not_come_is_waited_for_so_long(
         assert failure(threads.submit(meet, tmp_path, f"{own}", pids, own)) == NOT_COME
 
 
+def test_where_no_socket_can_be_made_the_group_is_broken_and_not_the_process(tmp_path: Path) -> None:
+    (tmp_path / "one-0").touch()
+    with pytest.raises(MeshBroken, match=r"the group cannot form: .*Address already in use"):
+        meet(tmp_path, "one", [os.getpid()] * 2, 0)
+
+
 def test_who_hangs_up_before_it_says_who_it_is_has_died(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
     found = threads.submit(meet, tmp_path, "one", [os.getpid()] * 2, 0)
     wait_for((tmp_path / "one-0").exists, SOON_S, "somebody to listen")

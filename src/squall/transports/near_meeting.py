@@ -29,9 +29,9 @@ def meet(directory: Path, name: str, pids: Sequence[int], own: int) -> dict[int,
     """
     until, found = time.monotonic() + COME_WITHIN_S, dict[int, socket.socket]()
     with ends_of(pids) as ends, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{directory}/{name}-{own}")
-        listener.listen(len(pids))
         try:
+            listener.bind(f"{directory}/{name}-{own}")
+            listener.listen(len(pids))
             while True:
                 to_call = set(range(own)) - found.keys()
                 found |= {place: line for place in to_call if (line := _call(f"{directory}/{name}-{place}", own))}
@@ -42,9 +42,11 @@ def meet(directory: Path, name: str, pids: Sequence[int], own: int) -> dict[int,
                     found |= [_answer(listener, until)]
                 elif time.monotonic() >= until:
                     raise MeshBroken(NOT_COME)
-        except BaseException:
+        except BaseException as error:
             for connection in found.values():
                 connection.close()
+            if isinstance(error, OSError):  # no more files may be open, or the disk is full
+                raise MeshBroken(f"the group cannot form: {error}") from error
             raise
     for connection in found.values():
         connection.setblocking(False)
