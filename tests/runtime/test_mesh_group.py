@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -141,6 +142,25 @@ def test_what_begins_behind_a_broken_connection_fails_as_that(two: Members, oper
         assert lost(raised.value)
     finally:
         dist.destroy_process_group()
+
+
+def test_sparse_gradients_of_an_embedding_are_added_up_as_dense_ones_are(two: Members) -> None:
+    """Rows that nobody has are not there, and one whose sum is zero is."""
+    words = torch.tensor([[1, 2, 5], [2, 3, 5]])
+    weights = torch.tensor([[1.0, -1.0, 1.0], [1.0, 1.0, -1.0]])
+    start = torch.randn(8, 4)
+
+    def gradient(group: dist.ProcessGroup, own: int, sparse: bool) -> Tensor:
+        model = nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=sparse)
+        wrapped = DistributedDataParallel(model, process_group=group, init_sync=False)
+        (wrapped(words[own]).sum(1) * weights[own]).sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    for dense, sparse in zip(two.all(partial(gradient, sparse=False)), two.all(partial(gradient, sparse=True))):
+        assert sparse.is_sparse
+        assert sparse.coalesce().indices().tolist() == [[1, 2, 3, 5]]
+        assert torch.equal(sparse.to_dense(), dense)
 
 
 def test_data_parallel_training_takes_the_steps_of_one_process(two: Members) -> None:

@@ -13,6 +13,7 @@ from squall.protocol.effects import JoinGroup
 from squall.protocol.nodes import replica_node
 from squall.runtime.collective.adding import add_up
 from squall.runtime.collective.meeting import NearFellows
+from squall.transports.mesh import MeshBroken
 
 NODES = tuple(replica_node(slot, 0) for slot in range(3))
 SOON_S = 10.0
@@ -46,6 +47,13 @@ def test_whoever_leaves_while_sums_are_under_way_keeps_nobody_waiting(tmp_path: 
             counts = [member.result(SOON_S) for member in members]
             assert counts[1] >= number
             assert max(counts) - min(counts) <= 1, "nobody has a sum that needs another's next one"
+
+
+def test_where_no_socket_can_be_made_the_group_is_broken_and_not_the_process(tmp_path: Path) -> None:
+    fellows = NearFellows(NODES[0], tmp_path, torch.device("cpu"))
+    (tmp_path / "1-0-0").touch()
+    with pytest.raises(MeshBroken, match=r"the group cannot form: .*Address already in use"):
+        fellows.form(JoinGroup(1, NODES[:1], NODES[0], transfer=False, clock=0), 0)
 
 
 def test_a_group_that_was_cut_before_it_formed_does_not_form(tmp_path: Path) -> None:

@@ -78,10 +78,16 @@ def test_who_lives_and_does_not_come_is_waited_for_so_long(
         assert failure(threads.submit(meet, tmp_path, f"{own}", pids, own)) == NOT_COME
 
 
-def test_where_no_socket_can_be_made_the_group_is_broken_and_not_the_process(tmp_path: Path) -> None:
-    (tmp_path / "one-0").touch()
-    with pytest.raises(MeshBroken, match=r"the group cannot form: .*Address already in use"):
-        meet(tmp_path, "one", [os.getpid()] * 2, 0)
+def test_who_calls_and_stands_still_keeps_nobody_from_hearing_of_a_death(
+    threads: ThreadPoolExecutor, tmp_path: Path, stays: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_meeting, "SAYS_WITHIN_S", 0.1)
+    found = threads.submit(meet, tmp_path, "one", [os.getpid(), stays.pid], 0)
+    wait_for((tmp_path / "one-0").exists, SOON_S, "somebody to listen")
+    with socket.socket(socket.AF_UNIX) as caller:
+        wait_for(lambda: not caller.connect_ex(str(tmp_path / "one-0")), SOON_S, "somebody to listen")
+        stays.kill()
+        assert failure(found) in (DIED, NOT_COME)
 
 
 def test_who_hangs_up_before_it_says_who_it_is_has_died(threads: ThreadPoolExecutor, tmp_path: Path) -> None:

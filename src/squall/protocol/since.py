@@ -38,7 +38,8 @@ class Since:
     def filled(self, covers: Mapping[int, int], losses: Losses) -> dict[int, int]:
         """What a shard's file has (lease -> upto), of which the shard remembers `covers`, the newest of each holder.
 
-        A holder pushes in order. So the file has what is told as trained of its earlier leases, unless a shard lost it.
+        A holder pushes in order. So the file has what is told as trained of its earlier leases. What a shard has lost
+        of them meanwhile is trained again, also where it is in the file.
         """
         newest: dict[Node, int] = {}
         for lease in self._leases.keys() & covers.keys():

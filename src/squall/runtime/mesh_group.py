@@ -22,6 +22,8 @@ from squall.protocol.nodes import Node
 from squall.runtime.ring import Ring
 from squall.transports.mesh import Mesh, Steps
 
+Result = list[Tensor] | Callable[[], list[Tensor]]  # what an operation comes to, or how that is made when it is over
+
 
 class MeshGroup:
     """Of this process and others, which have met (`transports.meeting`)."""
@@ -95,8 +97,22 @@ class MeshProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Work:  # type: ignore[override]
         if opts is not None and opts.reduceOp != ReduceOp.SUM:
-            raise RuntimeError("a group over several machines forms sums alone")
+            raise RuntimeError("this group forms sums alone")
+        if tensors[0].is_sparse:
+            return self._sum_sparse(tensors[0])
         return self._do(tensors, lambda: _each(self._ring.sum, tensors))
+
+    def _sum_sparse(self, tensor: Tensor) -> _Work:
+        """Of an embedding's gradient: all rows travel, and which of them anybody has."""
+        own = tensor.coalesce()
+        rows, there = own.to_dense(), torch.zeros(own.shape[: own.sparse_dim()])
+        there[tuple(own.indices())] = 1.0
+
+        def found() -> list[Tensor]:
+            indices = there.nonzero().T
+            return [torch.sparse_coo_tensor(indices, rows[tuple(indices)], own.shape, check_invariants=True)]
+
+        return self._do(found, lambda: _each(self._ring.sum, (rows, there)))
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> _Work:
         return self.allreduce(tensors, opts)
@@ -130,7 +146,7 @@ class MeshProcessGroup(dist.ProcessGroup):
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> _Work:
         return self._do(tensors, lambda: self._ring.receive(tensors[0], source), alone=False)
 
-    def _do(self, result: list[Tensor], steps: Callable[[], Steps], alone: bool = True) -> _Work:
+    def _do(self, result: Result, steps: Callable[[], Steps], alone: bool = True) -> _Work:
         done: Future[Exception | None] = Future()
         work = _Work(done.then(partial(_result, result)))
         self._mesh.do(steps(), done.set_result, alone=alone)
@@ -142,7 +158,7 @@ def _each(steps: Callable[[Tensor], Steps], tensors: Sequence[Tensor]) -> Steps:
         yield from steps(tensor)
 
 
-def _result(tensors: list[Tensor], done: Future[Exception | None]) -> list[Tensor]:
+def _result(found: Result, done: Future[Exception | None]) -> list[Tensor]:
     if (error := done.value()) is not None:
         raise error
-    return tensors
+    return found if isinstance(found, list) else found()

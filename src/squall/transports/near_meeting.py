@@ -10,13 +10,14 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from squall.transports.mesh import MeshBroken
 
 COME_WITHIN_S = 5.0  # whoever does not come, though it lives, is waited for so long
 LOOK_EVERY_S = 0.002  # whether somebody who is to be called listens
+SAYS_WITHIN_S = 1.0  # who it is; meanwhile nobody else is heard
 PLACE_BYTES = 2  # of who calls
 DIED, NOT_COME = "a member died while the group formed", "a member has not come to the group"
 
@@ -25,7 +26,7 @@ def meet(directory: Path, name: str, pids: Sequence[int], own: int) -> dict[int,
     """Connections to all others, by their places in `pids`; they do not block. `own` is this process's place.
 
     All give the same `pids` in the same order, and a new `name`. Raises `MeshBroken` where one of them does not come,
-    or dies before all are there.
+    or dies before all are there, and `OSError` where no socket can be made.
     """
     until, found = time.monotonic() + COME_WITHIN_S, dict[int, socket.socket]()
     with ends_of(pids) as ends, socket.socket(socket.AF_UNIX) as listener:
@@ -42,11 +43,11 @@ def meet(directory: Path, name: str, pids: Sequence[int], own: int) -> dict[int,
                     found |= [_answer(listener, until)]
                 elif time.monotonic() >= until:
                     raise MeshBroken(NOT_COME)
-        except BaseException as error:
+        except BaseException:
             for connection in found.values():
+                with suppress(OSError):  # it has hung up itself
+                    connection.shutdown(socket.SHUT_RDWR)  # also where a process that was forked holds it open
                 connection.close()
-            if isinstance(error, OSError):  # no more files may be open, or the disk is full
-                raise MeshBroken(f"the group cannot form: {error}") from error
             raise
     for connection in found.values():
         connection.setblocking(False)
@@ -94,7 +95,7 @@ def _is_called(listener: socket.socket, ends: Sequence[int], until: float) -> bo
 def _answer(listener: socket.socket, until: float) -> tuple[int, socket.socket]:
     """The place of who calls, and the connection."""
     connection, _ = listener.accept()
-    connection.settimeout(max(LOOK_EVERY_S, until - time.monotonic()))
+    connection.settimeout(min(SAYS_WITHIN_S, max(LOOK_EVERY_S, until - time.monotonic())))
     try:
         said = connection.recv(PLACE_BYTES)
     except OSError as error:

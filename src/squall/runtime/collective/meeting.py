@@ -86,7 +86,10 @@ class NearFellows(_UnderWay):
         if self._gpus is not None:
             backend = "nccl" if len(pids) <= self._gpus else "gloo"  # the first wants a GPU for each member
             return Group(name, self._directory, pids, own, backend)
-        mesh = Mesh(meet(self._directory, name, pids, own), [str(node) for node in effect.members])
+        try:
+            mesh = Mesh(meet(self._directory, name, pids, own), [str(node) for node in effect.members])
+        except OSError as error:  # no more files may be open, or there is no room for one
+            raise MeshBroken(f"the group cannot form: {error}") from error
         self._go_on(mesh)
         return MeshGroup(mesh, effect.members, own)
 
