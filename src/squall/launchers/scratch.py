@@ -64,7 +64,7 @@ def share(path: Path) -> int:
 @contextmanager
 def directory() -> Iterator[Path]:
     """For as long as this lasts."""
-    check_length(path := new_name())
+    path = new_name()
     handle = make(path)
     try:
         yield path

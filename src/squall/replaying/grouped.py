@@ -23,6 +23,7 @@ from setproctitle import setproctitle
 from torch import Tensor
 
 from squall.launchers.parts import first_part, with_own
+from squall.launchers.scratch import check_length
 from squall.parts.host import Speaker
 from squall.parts.neighbours import NeighbourLost
 from squall.protocol.effects import Compute, Effect, JoinGroup, LeaveGroup, Step, WriteSnapshot
@@ -85,7 +86,11 @@ class GroupedReplicas:
     """The members of an attempt, forked one after the other."""
 
     def __init__(self, folder: Path, parts: int) -> None:
-        """`folder`: of the attempt, where members find each other, and the parts of each."""
+        """`folder`: of the attempt, where members find each other, and the parts of each.
+
+        Raises `SquallError` where sockets in it would have too long names.
+        """
+        check_length(folder)
         import_beforehand()
         if parts > 1:
             import_module("squall.parts.inside")  # what takes seconds to import comes before the forks
