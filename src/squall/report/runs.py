@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,8 +38,11 @@ def listed(directory: Path | None, over: bool) -> list[Listed]:
     home = directory or RUNS
     places = [home, *home.glob("*")] if over else []
     ended = {path.resolve() for path in places if (path / LOCK).exists() and (path / PLAN).exists()}
-    paths = sorted(found.keys() | ended, key=lambda path: (path / LOCK).stat().st_mtime)
-    return [_listed(path, path in found) for path in paths]
+    rows = []
+    for path in found.keys() | ended:
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            rows.append(((path / LOCK).stat().st_mtime, _listed(path, path in found)))
+    return [row for _, row in sorted(rows, key=itemgetter(0))]
 
 
 def _listed(path: Path, goes_on: bool) -> Listed:
