@@ -26,7 +26,7 @@ Result = list[Tensor] | Callable[[], list[Tensor]]  # what an operation comes to
 
 
 class MeshGroup:
-    """Of this process and others, which have met (`transports.meeting`)."""
+    """Of this process and others, which have met (`transports.meeting`, on one machine `transports.near_meeting`)."""
 
     def __init__(
         self, mesh: Mesh, members: Sequence[Node], own: int, machines: Sequence[int] = (), name: str = ""
